@@ -1,0 +1,1 @@
+"""Tools that a model may call: `types`, `schema`, `registry`, and one module per domain of built-in tools."""
