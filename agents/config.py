@@ -1,0 +1,56 @@
+"""What an agent is made of, as stored in its versions, and what a session or a run may override."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from providers.types import JsonObject, ThinkEffort
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\s\x00-\x1f]+$")]
+MAX_TOOLS = 256
+
+
+class ModelChoice(Struct, frozen=True, kw_only=True):
+    """Which model answers. `id` is `vendor:model` or a name of the catalogue; `effort` from 0 to 1."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
+    effort: ThinkEffort | None = None
+    speed: Literal["standard", "fast"] | None = None
+
+
+class BuiltinTool(Struct, frozen=True, kw_only=True, tag="builtin", tag_field="type"):
+    """A tool of this server, by its name in `GET /v1/tools`."""
+
+    name: ToolName
+
+
+class ClientTool(Struct, frozen=True, kw_only=True, tag="custom", tag_field="type"):
+    """A tool that the client runs: the run waits for `user.custom_tool_result`."""
+
+    name: ToolName
+    description: Annotated[str, Meta(max_length=16_384)]
+    input_schema: JsonObject
+
+
+AgentTool = BuiltinTool | ClientTool
+
+
+class AgentConfig(Struct, frozen=True, kw_only=True):
+    """One version of an agent.
+
+    `max_turns` bounds the model requests of one run; `time_limit_s` bounds a run's working time.
+    `tool_execution` `sequential` runs the calls of a turn one after the other.
+    """
+
+    name: Name
+    model: ModelChoice
+    description: Annotated[str, Meta(max_length=4096)] | None = None
+    system: Annotated[str, Meta(max_length=1_000_000)] | None = None
+    tools: Annotated[tuple[AgentTool, ...], Meta(max_length=MAX_TOOLS)] = ()
+    metadata: JsonObject = {}
+    max_turns: Annotated[int, Meta(ge=1, le=1000)] = 20
+    time_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
+    max_output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    tool_execution: Literal["parallel", "sequential"] = "parallel"
+    extra_body: JsonObject = {}

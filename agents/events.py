@@ -1,0 +1,317 @@
+"""The durable events of a session, as clients read them.
+
+An event is encoded once, without its `seq`: the number is known only when its transaction commits, and the
+reader's frame puts it in as the first field. All ids in events are public ids; `tool_use_id`,
+`custom_tool_use_id` and `model_request_start_id` are ids of events.
+"""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from providers.types import ImageBlock, JsonObject, TextBlock
+
+UserContent = TextBlock | ImageBlock
+Delivery = Literal["queue", "steer", "interrupt", "reject"]
+
+Outcome = Literal["ok", "error", "denied", "cancelled", "skipped", "unknown"]
+"""How a call ended. `unknown`: its worker died in the middle, so it may or may not have had effects."""
+
+CloseType = Literal[
+    "end_turn",
+    "max_turns",
+    "timed_out",
+    "budget_reached",
+    "refusal",
+    "cancelled",
+    "direct_return",
+    "retries_exhausted",
+    "error",
+]
+
+
+class StopReason(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a session is idle. All types but `requires_action` mean that the run is closed.
+
+    `event_ids`: with `requires_action`, the tool uses that wait for the client. `code` and `message`: with
+    `error`, `retries_exhausted` and `cancelled`, what happened, fit for users. `result`: with `direct_return`.
+    """
+
+    type: CloseType | Literal["requires_action"]
+    event_ids: tuple[str, ...] = ()
+    code: str | None = None
+    message: str | None = None
+    result: JsonObject | None = None
+
+
+class Event(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What every event carries.
+
+    `seq` is dense within a session. `run_id` and `turn` (1, 2, 3 …) are null outside a run or turn.
+    `processed_at` is null on what a client sent until a run has taken it up.
+    """
+
+    id: str
+    seq: Annotated[int, Meta(ge=1, description="1, 2, 3 … within the session, without gaps.")] | UnsetType = UNSET
+    session_id: str
+    run_id: str | None = None
+    turn: int | None = None
+    created_at: datetime
+    processed_at: datetime | None = None
+
+
+# -- from the client ------------------------------------------------------------------------------------
+
+
+class UserMessage(Event, frozen=True, kw_only=True, tag="user.message"):
+    """A prompt was admitted. Its id is the prompt's id; prompts of one POST share `batch_id`."""
+
+    content: tuple[UserContent, ...]
+    delivery: Delivery
+    batch_id: str
+
+
+class UserInterrupt(Event, frozen=True, kw_only=True, tag="user.interrupt"):
+    """A client asked to stop the run."""
+
+    mode: Literal["now", "after_turn"] = "now"
+    reason: str | None = None
+
+
+class UserCustomToolResult(Event, frozen=True, kw_only=True, tag="user.custom_tool_result"):
+    """The client's answer to an `agent.custom_tool_use`."""
+
+    custom_tool_use_id: str
+    content: tuple[UserContent, ...] = ()
+    is_error: bool = False
+
+
+class PromptApplied(Event, frozen=True, kw_only=True, tag="prompt.applied"):
+    """Pending prompts became part of the run's transcript, in this order."""
+
+    prompt_ids: tuple[str, ...]
+
+
+class PromptUpdated(Event, frozen=True, kw_only=True, tag="prompt.updated"):
+    """A pending prompt was edited."""
+
+    prompt_id: str
+    content: tuple[UserContent, ...]
+
+
+class PromptWithdrawn(Event, frozen=True, kw_only=True, tag="prompt.withdrawn"):
+    """A pending prompt will not run. `reason`: by its client, or with the run that it was bound to."""
+
+    prompt_id: str
+    reason: Literal["client", "run_cancelled"] = "client"
+
+
+# -- state of the session -------------------------------------------------------------------------------
+
+
+class StatusRunning(Event, frozen=True, kw_only=True, tag="session.status_running"):
+    """A worker works on the run."""
+
+
+class StatusIdle(Event, frozen=True, kw_only=True, tag="session.status_idle"):
+    """The run closed, or waits for the client (`requires_action`)."""
+
+    stop_reason: StopReason
+
+
+class StatusRescheduled(Event, frozen=True, kw_only=True, tag="session.status_rescheduled"):
+    """The worker was lost or handed the run back; another carries on. All previews so far are void."""
+
+    reason: Literal["worker_lost", "handed_over"] = "worker_lost"
+
+
+class StatusTerminated(Event, frozen=True, kw_only=True, tag="session.status_terminated"):
+    """The session was archived and takes no more prompts."""
+
+
+class SessionUpdated(Event, frozen=True, kw_only=True, tag="session.updated"):
+    """Fields of the session were changed by a client; `changes` holds their new values."""
+
+    changes: JsonObject
+
+
+class RetryStatus(Struct, frozen=True, kw_only=True):
+    type: Literal["retrying", "exhausted", "terminal"]
+
+
+class ErrorDetail(Struct, frozen=True, kw_only=True):
+    """`code` is ours and stable; `type` is the class that hosted agent APIs use; `message` is for users."""
+
+    type: Literal[
+        "unknown_error",
+        "model_overloaded_error",
+        "model_rate_limited_error",
+        "model_request_failed_error",
+        "billing_error",
+    ]
+    code: str
+    message: str
+    retry_status: RetryStatus
+
+
+class SessionError(Event, frozen=True, kw_only=True, tag="session.error"):
+    """Something failed. `retry_status` tells whether it is tried again."""
+
+    error: ErrorDetail
+
+
+# -- model requests -------------------------------------------------------------------------------------
+
+
+class RequestStart(Event, frozen=True, kw_only=True, tag="span.model_request_start"):
+    """A request is about to leave for the provider. Its id is also the id of its ledger entry."""
+
+    provider: str
+    model: str
+    purpose: str = "main"
+    attempt: int = 1
+
+
+class ModelUsage(Struct, frozen=True, kw_only=True):
+    """Tokens as hosted agent APIs count them: `input_tokens` excludes what the cache served or stored."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+
+
+class TokenUsage(Struct, frozen=True, kw_only=True):
+    """Tokens in our meaning: input includes cache reads and writes, output includes reasoning. Null: unknown."""
+
+    input_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost_usd: Decimal | None = None
+    estimated: bool = False
+
+
+class RequestEnd(Event, frozen=True, kw_only=True, tag="span.model_request_end"):
+    """The request is over. With `is_error` the previews of its content are void, unless they got final events."""
+
+    model_request_start_id: str
+    model_usage: ModelUsage
+    usage: TokenUsage
+    is_error: bool = False
+    stop: str | None = None
+    native_stop: str | None = None
+    error_code: str | None = None
+    latency_ms: int | None = None
+    first_token_ms: int | None = None
+
+
+# -- content --------------------------------------------------------------------------------------------
+
+
+class AgentThinking(Event, frozen=True, kw_only=True, tag="agent.thinking"):
+    """Readable reasoning, finished."""
+
+    thinking: str
+
+
+class AgentMessage(Event, frozen=True, kw_only=True, tag="agent.message"):
+    """Text of the assistant, finished. `incomplete`: it was cut by a cancel, an error or the output limit."""
+
+    content: tuple[TextBlock, ...]
+    incomplete: bool = False
+
+
+class AgentToolUse(Event, frozen=True, kw_only=True, tag="agent.tool_use"):
+    """The model asked for a tool that runs on our side."""
+
+    name: str
+    input: JsonObject
+    input_error: str | None = None
+    evaluated_permission: Literal["allow", "ask", "deny"] = "allow"
+
+
+class AgentCustomToolUse(Event, frozen=True, kw_only=True, tag="agent.custom_tool_use"):
+    """The model asked for a tool that the client runs; answer it with `user.custom_tool_result`."""
+
+    name: str
+    input: JsonObject
+
+
+class ToolStart(Event, frozen=True, kw_only=True, tag="span.tool_start"):
+    """Execution of a call began."""
+
+    tool_use_id: str
+
+
+class AgentToolResult(Event, frozen=True, kw_only=True, tag="agent.tool_result"):
+    """The result of a call, as the model will see it. `details` is for user interfaces only."""
+
+    tool_use_id: str
+    content: tuple[UserContent, ...] = ()
+    is_error: bool = False
+    outcome: Outcome = "ok"
+    details: JsonObject | None = None
+
+
+AnyEvent = (
+    UserMessage
+    | UserInterrupt
+    | UserCustomToolResult
+    | PromptApplied
+    | PromptUpdated
+    | PromptWithdrawn
+    | StatusRunning
+    | StatusIdle
+    | StatusRescheduled
+    | StatusTerminated
+    | SessionUpdated
+    | SessionError
+    | RequestStart
+    | RequestEnd
+    | AgentThinking
+    | AgentMessage
+    | AgentToolUse
+    | AgentCustomToolUse
+    | ToolStart
+    | AgentToolResult
+)
+
+_encoder = msgspec.json.Encoder(decimal_format="string")
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+def event_type(event: Event) -> str:
+    """The `type` of an event, such as `agent.message`."""
+    tag = event.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+def encode_event(event: Event) -> bytes:
+    """One line of compact JSON without `seq`; ready to be stored and framed."""
+    return escape_line_ends(_encoder.encode(event))
+
+
+def decode_event(body: bytes) -> AnyEvent:
+    """The event of a stored body."""
+    return _decoder.decode(body)
+
+
+# Inside JSON strings these characters are legal, but naive readers of a stream split lines at them.
+_LINE_ENDS = {"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_LINE_END_BYTES = tuple((character.encode(), escape.encode()) for character, escape in _LINE_ENDS.items())
+
+
+def escape_line_ends(body: bytes) -> bytes:
+    """Encoded JSON with the line separators of Unicode escaped. C0 characters are escaped by JSON itself."""
+    for raw, escape in _LINE_END_BYTES:
+        if raw in body:
+            body = body.replace(raw, escape)
+    return body
+
+

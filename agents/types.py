@@ -1,0 +1,243 @@
+"""What the loop works on and talks to: the snapshot it starts from, the steps it commits, its partners.
+
+The loop keeps nothing that matters in memory. Where it stands follows from the snapshot, and everything it
+does becomes a `Step`: what belongs together is one step, and a step is committed whole or not at all.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from agents.config import AgentConfig
+from agents.events import Delivery, Event, Outcome, StopReason, UserContent
+from providers.types import JsonObject, Message, Usage
+from tools.types import ToolResult
+
+# -- what stands in the database ------------------------------------------------------------------------
+
+
+class StoredMessage(Struct, frozen=True, kw_only=True):
+    """A transcript entry at its `position` (1, 2, 3 … in the session)."""
+
+    id: str
+    position: int
+    message: Message
+
+
+CallState = Literal["pending", "running", "open", "done"]
+"""pending: not begun; running: begun by some hold; open: waits for the client; done: has its result."""
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """The durable row of one call. `id` is its event's id, `tool_use_id` the id that the transcript uses.
+
+    `index` orders the calls of the assistant message at `position`. `idempotent` as it was at the start.
+    """
+
+    id: str
+    tool_use_id: str
+    position: int
+    index: int
+    name: str
+    input: JsonObject
+    state: CallState
+    kind: Literal["server", "client"] = "server"
+    idempotent: bool = False
+    outcome: Outcome | None = None
+    result: ToolResult | None = None
+
+
+class PendingPrompt(Struct, frozen=True, kw_only=True):
+    """A prompt that no transcript holds yet."""
+
+    id: str
+    batch_id: str
+    content: tuple[UserContent, ...]
+    delivery: Delivery
+
+
+class CancelRequest(Struct, frozen=True, kw_only=True):
+    """Somebody asked to stop the run. `reason` is theirs."""
+
+    requested_at: datetime
+    reason: str | None = None
+
+
+class InboxView(Struct, frozen=True, kw_only=True):
+    """What has come in for a session, as of `inbox_no`.
+
+    `pending`: prompts that belong to no run yet, oldest first. `calls`: the calls of the last assistant message
+    as long as the transcript lacks their results.
+    """
+
+    inbox_no: int
+    cancel: CancelRequest | None = None
+    pending: tuple[PendingPrompt, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """A session and its run as a hold found them.
+
+    `batch`: the run's own prompts that are not applied yet. `turns`: requests that the run has made so far;
+    retries of one request count once. `deadline_at`: when its time limit is reached.
+    """
+
+    session_id: str
+    run_id: str
+    agent: AgentConfig
+    messages: tuple[StoredMessage, ...]
+    batch: tuple[PendingPrompt, ...]
+    inbox: InboxView
+    turns: int
+    deadline_at: datetime
+    end_user_id: str | None = None
+
+
+# -- what the loop commits ------------------------------------------------------------------------------
+
+
+class RequestOpened(Struct, frozen=True, kw_only=True):
+    """A ledger entry, made before any byte leaves. `id` is the id of its `span.model_request_start`."""
+
+    id: str
+    turn: int
+    provider: str
+    model: str
+    purpose: str = "main"
+
+
+class RequestClosed(Struct, frozen=True, kw_only=True):
+    """The end of a ledger entry. `abandoned`: nobody knows what the provider counted; counts are null."""
+
+    id: str
+    usage: Usage
+    cost_usd: Decimal | None = None
+    price_source: str | None = None
+    stop: str | None = None
+    native_stop: str | None = None
+    error_code: str | None = None
+    estimated: bool = False
+    abandoned: bool = False
+    latency_ms: int | None = None
+    first_token_ms: int | None = None
+
+
+class NextRun(Struct, frozen=True, kw_only=True):
+    """The run that follows in the transaction that closes the one before; `prompt_ids` are bound to it."""
+
+    id: str
+    prompt_ids: tuple[str, ...]
+
+
+class CloseRun(Struct, frozen=True, kw_only=True):
+    """The run ends here."""
+
+    stop_reason: StopReason
+    next_run: NextRun | None = None
+
+
+class WaitForClient(Struct, frozen=True, kw_only=True):
+    """The run gives up its worker until the client has answered."""
+
+
+class RequeueRun(Struct, frozen=True, kw_only=True):
+    """The run gives up its worker and is to be taken up by any. `takeover`: its worker was lost."""
+
+    takeover: bool
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One commit: all of it or nothing.
+
+    `turns` is the run's new count. `withdrawn` are prompts that were bound to the run and will not run.
+    """
+
+    events: tuple[Event, ...] = ()
+    messages: tuple[StoredMessage, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    applied: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
+    opened: RequestOpened | None = None
+    closed: RequestClosed | None = None
+    turns: int | None = None
+    ending: CloseRun | WaitForClient | RequeueRun | None = None
+
+
+# -- previews -------------------------------------------------------------------------------------------
+
+DeltaKind = Literal["agent.message", "agent.thinking", "agent.tool_use", "tool.progress", "model.status"]
+
+
+class PreviewStart(Struct, frozen=True, kw_only=True):
+    """An event has begun to be produced; it will have this id and type unless it is voided."""
+
+    event_id: str
+    kind: DeltaKind
+
+
+class PreviewDelta(Struct, frozen=True, kw_only=True):
+    """More of it. `delta` is what clients read, e.g. `{"type": "content_delta", "index": 0, ...}`."""
+
+    event_id: str
+    kind: DeltaKind
+    delta: JsonObject
+
+
+Preview = PreviewStart | PreviewDelta
+
+
+# -- partners -------------------------------------------------------------------------------------------
+
+
+class Sink(Protocol):
+    """Where steps and previews go. One hold has one sink."""
+
+    async def commit(self, step: Step, *, seen: int | None = None) -> None:
+        """Stores `step` and makes its events visible. `seen` is the inbox_no that the decision rests on.
+
+        Returns only when the step is durable. Retries by itself while the hold stands.
+        Raises: HoldLost, InboxChanged (only with `seen`); in both cases nothing was written.
+        """
+        ...
+
+    def preview(self, preview: Preview) -> None:
+        """Shows readers what is being produced. Best effort, never blocks, never fails."""
+        ...
+
+
+class Inbox(Protocol):
+    """What comes in for the session while the loop works."""
+
+    async def look(self) -> InboxView:
+        """The inbox as it is in the database. Raises: HoldLost."""
+        ...
+
+    async def cancelled(self) -> None:
+        """Returns when somebody has asked to stop the run."""
+        ...
+
+    async def may_start(self) -> None:
+        """Returns when the hold is known to be good for starting a tool or a request. Raises: HoldLost."""
+        ...
+
+
+class Clock(Protocol):
+    """Time, passed in."""
+
+    def now(self) -> datetime:
+        """The database's time, aware UTC, as well as this process knows it."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only go forward."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+Pricer = Callable[[Usage], tuple[Decimal | None, str | None]]
+"""Cost of a request in USD with the source of its price; None: not known."""
