@@ -37,7 +37,7 @@ class StopReason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a session is idle. All types but `requires_action` mean that the run is closed.
 
     `event_ids`: with `requires_action`, the tool uses that wait for the client. `code` and `message`: with
-    `error`, `retries_exhausted` and `cancelled`, what happened, fit for users. `result`: with `direct_return`.
+    `error`, `retries_exhausted`, `cancelled`: what happened, fit for users. `result`: with `direct_return`.
     """
 
     type: CloseType | Literal["requires_action"]
@@ -55,7 +55,9 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="type"):
     """
 
     id: str
-    seq: Annotated[int, Meta(ge=1, description="1, 2, 3 … within the session, without gaps.")] | UnsetType = UNSET
+    seq: Annotated[int, Meta(ge=1, description="1, 2, 3 … within the session, without gaps.")] | UnsetType = (
+        UNSET
+    )
     session_id: str
     run_id: str | None = None
     turn: int | None = None
@@ -185,7 +187,7 @@ class ModelUsage(Struct, frozen=True, kw_only=True):
 
 
 class TokenUsage(Struct, frozen=True, kw_only=True):
-    """Tokens in our meaning: input includes cache reads and writes, output includes reasoning. Null: unknown."""
+    """Tokens in our meaning: input includes cache reads and writes, output reasoning. Null: unknown."""
 
     input_tokens: int | None = None
     cache_read_tokens: int | None = None
@@ -197,7 +199,7 @@ class TokenUsage(Struct, frozen=True, kw_only=True):
 
 
 class RequestEnd(Event, frozen=True, kw_only=True, tag="span.model_request_end"):
-    """The request is over. With `is_error` the previews of its content are void, unless they got final events."""
+    """The request is over. With `is_error` its previews are void, unless they got final events."""
 
     model_request_start_id: str
     model_usage: ModelUsage
@@ -313,5 +315,3 @@ def escape_line_ends(body: bytes) -> bytes:
         if raw in body:
             body = body.replace(raw, escape)
     return body
-
-

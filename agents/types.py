@@ -69,7 +69,7 @@ class CancelRequest(Struct, frozen=True, kw_only=True):
 class InboxView(Struct, frozen=True, kw_only=True):
     """What has come in for a session, as of `inbox_no`.
 
-    `pending`: prompts that belong to no run yet, oldest first. `calls`: the calls of the last assistant message
+    `pending`: prompts that belong to no run yet, oldest first. `calls`: those of the last assistant message,
     as long as the transcript lacks their results.
     """
 

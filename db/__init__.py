@@ -1,0 +1,1 @@
+"""Postgres: table definitions, the engine, and one module of queries per aggregate."""

@@ -34,7 +34,7 @@ class ToolUseBlock(Struct, frozen=True, kw_only=True, tag="tool_use", tag_field=
     """A call that the model asked for.
 
     `id` is the provider's id of the call, or one of ours where it sent none; unique in its message.
-    `input_error` says why the arguments could not be read; then `input` is empty and `input_raw` has the text.
+    `input_error` says why the arguments could not be read; then `input` is empty, `input_raw` has the text.
     """
 
     id: str
@@ -90,7 +90,7 @@ Role = Literal["user", "assistant", "tool", "system"]
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    """One transcript entry. A `tool` message holds the results of all calls of the assistant message before."""
+    """One transcript entry. A `tool` message holds all results for the assistant message before it."""
 
     role: Role
     blocks: tuple[Block, ...]

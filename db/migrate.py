@@ -1,0 +1,53 @@
+"""Brings a database to the newest schema. Safe to call from many processes at once."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from db.engine import connect_arguments, sqlalchemy_url
+
+MIGRATION_LOCK = 4_711_042  # any number; the same in all releases, so that two migrations never overlap
+
+
+def alembic_config(connection: Connection) -> Config:
+    """Alembic's settings, with the connection that `migrations/env.py` is to use."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent.parent / "migrations"))
+    config.attributes["connection"] = connection
+    return config
+
+
+async def upgrade(url: str, *, pooler: bool = False) -> None:
+    """Runs all migrations that are missing, in one transaction, one process at a time."""
+    engine = create_async_engine(
+        sqlalchemy_url(url), poolclass=NullPool, connect_args=connect_arguments(pooler=pooler)
+    )
+    try:
+        async with engine.begin() as connection:
+            await connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
+            await connection.run_sync(lambda sync: command.upgrade(alembic_config(sync), "head"))
+    finally:
+        await engine.dispose()
+
+
+async def find_versions(url: str, *, pooler: bool = False) -> tuple[str | None, str | None]:
+    """The schema's revision in the database (None: none yet) and the newest one that this code knows."""
+    engine = create_async_engine(
+        sqlalchemy_url(url), poolclass=NullPool, connect_args=connect_arguments(pooler=pooler)
+    )
+    try:
+        async with engine.connect() as connection:
+            return await connection.run_sync(_versions)
+    finally:
+        await engine.dispose()
+
+
+def _versions(connection: Connection) -> tuple[str | None, str | None]:
+    script = ScriptDirectory.from_config(alembic_config(connection))
+    return MigrationContext.configure(connection).get_current_revision(), script.get_current_head()
