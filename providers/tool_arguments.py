@@ -43,6 +43,12 @@ def read_arguments(raw: str | None) -> ToolArguments:
     return ToolArguments({}, f"The arguments could not be read: {reason}.", quoted)
 
 
+def parse_arguments(raw: str | None) -> tuple[JsonObject, str | None]:
+    """The arguments of `read_arguments` and what is wrong with them, for callers that keep the text."""
+    arguments = read_arguments(raw)
+    return arguments.input, arguments.input_error
+
+
 def _read_object(raw: str) -> JsonObject:
     value = _decode(raw)
     if isinstance(value, str):
