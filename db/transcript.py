@@ -1,0 +1,194 @@
+"""What a session's transcript is made of: messages, memories, prompts, and the files they name."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from agents.events import Delivery, UserContent
+from db.engine import Record, Transaction
+from db.errors import NotFound
+from db.ids import parse_id, public, public_or_none
+from db.runs import PromptState
+from providers.types import Block, Role
+
+Order = Literal["asc", "desc"]
+
+
+class TranscriptMessage(Struct, frozen=True, kw_only=True):
+    """A transcript entry as clients read it. `position` is 1, 2, 3 … in the session.
+
+    `rolled_back_at`: the model no longer sees it.
+    """
+
+    id: str
+    session_id: str
+    run_id: str | None
+    position: int
+    role: Role
+    blocks: tuple[Block, ...]
+    created_at: datetime
+    rolled_back_at: datetime | None
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """A summary of the messages up to `position`. The newest of a session is the one in effect."""
+
+    id: str
+    session_id: str
+    position: int
+    text: str
+    created_at: datetime
+
+
+class Prompt(Struct, frozen=True, kw_only=True):
+    """User input. Its id is that of its `user.message` event; prompts of one POST share `batch_id`.
+
+    `run_id` is null until a run has been made for it.
+    """
+
+    id: str
+    session_id: str
+    batch_id: str
+    run_id: str | None
+    seq: int
+    state: PromptState
+    delivery: Delivery
+    content: tuple[UserContent, ...]
+    created_at: datetime
+    updated_at: datetime
+
+
+async def list_messages(
+    tx: Transaction, *, session: UUID, limit: int, order: Order = "asc", after: int | None = None
+) -> list[TranscriptMessage]:
+    """At most `limit` messages by position, those that follow the position `after` in that order."""
+    direction, follows = _direction(order)
+    rows = await tx.fetch(
+        "SELECT id, session_id, run_id, position, role, blocks, created_at, rolled_back_at FROM messages"
+        f" WHERE tenant_id = $1 AND session_id = $2 AND ($3::int8 IS NULL OR position {follows} $3)"
+        f" ORDER BY position {direction} LIMIT $4",
+        tx.tenant_id,
+        session,
+        after,
+        limit,
+    )
+    return [_message(row) for row in rows]
+
+
+async def list_memories(
+    tx: Transaction,
+    *,
+    session: UUID,
+    limit: int,
+    order: Order = "desc",
+    after: tuple[datetime, UUID] | None = None,
+) -> list[Memory]:
+    """At most `limit` memories by time of creation, those that follow `after` in that order."""
+    direction, follows = _direction(order)
+    moment, last = after if after is not None else (None, None)
+    rows = await tx.fetch(
+        "SELECT id, session_id, position, text, created_at FROM memories"
+        " WHERE tenant_id = $1 AND session_id = $2"
+        f" AND ($3::timestamptz IS NULL OR (created_at, id) {follows} ($3, $4::uuid))"
+        f" ORDER BY created_at {direction}, id {direction} LIMIT $5",
+        tx.tenant_id,
+        session,
+        moment,
+        last,
+        limit,
+    )
+    return [
+        Memory(
+            id=public("mem", row["id"]),
+            session_id=public("sess", row["session_id"]),
+            position=row["position"],
+            text=row["text"],
+            created_at=row["created_at"],
+        )
+        for row in rows
+    ]
+
+
+async def list_prompts(
+    tx: Transaction,
+    *,
+    session: UUID,
+    limit: int,
+    states: tuple[PromptState, ...] = (),
+    order: Order = "asc",
+    after: int | None = None,
+) -> list[Prompt]:
+    """At most `limit` prompts by their place in the log; those in one of `states`, or all."""
+    direction, follows = _direction(order)
+    rows = await tx.fetch(
+        "SELECT * FROM prompts WHERE tenant_id = $1 AND session_id = $2"
+        f" AND ($3::int8 IS NULL OR seq {follows} $3) AND ($4::text[] IS NULL OR state = ANY($4))"
+        f" ORDER BY seq {direction} LIMIT $5",
+        tx.tenant_id,
+        session,
+        after,
+        list(states) or None,
+        limit,
+    )
+    return [_prompt(row) for row in rows]
+
+
+async def get_prompt(tx: Transaction, *, session: UUID, prompt_id: str) -> Prompt:
+    """Raises: NotFound."""
+    row = await tx.fetchrow(
+        "SELECT * FROM prompts WHERE tenant_id = $1 AND session_id = $2 AND id = $3",
+        tx.tenant_id,
+        session,
+        parse_id("evt", prompt_id),
+    )
+    if row is None:
+        raise NotFound("prompt", prompt_id)
+    return _prompt(row)
+
+
+async def require_files(tx: Transaction, file_ids: Iterable[str]) -> None:
+    """Returns when each file is this tenant's. Raises: NotFound, with the first that is not."""
+    keys = {parse_id("file", file_id): file_id for file_id in file_ids}
+    if not keys:
+        return
+    rows = await tx.fetch(
+        "SELECT id FROM files WHERE tenant_id = $1 AND id = ANY($2::uuid[])", tx.tenant_id, list(keys)
+    )
+    for missing in keys.keys() - {row["id"] for row in rows}:
+        raise NotFound("file", keys[missing])
+
+
+def _direction(order: Order) -> tuple[str, str]:
+    return ("ASC", ">") if order == "asc" else ("DESC", "<")
+
+
+def _message(row: Record) -> TranscriptMessage:
+    return TranscriptMessage(
+        id=public("msg", row["id"]),
+        session_id=public("sess", row["session_id"]),
+        run_id=public_or_none("run", row["run_id"]),
+        position=row["position"],
+        role=row["role"],
+        blocks=msgspec.json.decode(row["blocks"], type=tuple[Block, ...]),
+        created_at=row["created_at"],
+        rolled_back_at=row["rolled_back_at"],
+    )
+
+
+def _prompt(row: Record) -> Prompt:
+    return Prompt(
+        id=public("evt", row["id"]),
+        session_id=public("sess", row["session_id"]),
+        batch_id=public("batch", row["batch_id"]),
+        run_id=public_or_none("run", row["run_id"]),
+        seq=row["seq"],
+        state=row["state"],
+        delivery=row["delivery"],
+        content=msgspec.json.decode(row["content"], type=tuple[UserContent, ...]),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
