@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from app.embedded.errors import EmbeddedError
-from app.embedded.signals import STOPPING, SignalInbox
 from app.embedded.supervisor import Supervisor
+from app.signals import STOPPING, SignalInbox
 
 CHECK_S = 1.0  # how soon the end of another process is noticed where the kernel cannot tell us
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from app.embedded.errors import DiskFull, FolderUnusable, LockHeld, NotRunning, ServerFailed
-from app.embedded.process import Identity
+from app.embedded.identity import Identity
 
 SOCKET_NAMES = (".s.PGSQL.5432", "redis.sock")
 MAX_SOCKET_PATH_BYTES = 103  # sun_path holds 108 bytes on Linux and 104 on macOS, one of them the NUL

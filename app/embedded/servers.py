@@ -13,11 +13,15 @@ from urllib.parse import quote
 
 from app.embedded.binaries import POSTGRES_MAJOR, Binaries
 from app.embedded.errors import DiskFull, EmbeddedError, ServerFailed, WrongDataVersion
-from app.embedded.process import SERVER_ENVIRONMENT, Identity, run_as, spawn, stop_process
+from app.embedded.identity import Identity
+from app.processes import Become, run_to_end, spawn, stop_process
 
 READY_S = 60.0  # crash recovery of a large log takes a while
 MAX_LOG_BYTES = 8 << 20
 _PROTOCOL_3 = 196608
+
+# Servers get nothing of our environment: it may hold keys, and LC_* or PG* would change how they behave.
+SERVER_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC", "HOME": "/"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,10 @@ class Layout:
     binaries: Binaries
     identity: Identity | None
     is_durable: bool
+
+    @property
+    def become(self) -> Become | None:
+        return None if self.identity is None else self.identity.become
 
 
 class Server(Protocol):
@@ -101,7 +109,9 @@ class Postgres:
         draft.rename(data)
 
     def _run(self, *argv: str, stdin: bytes = b"") -> None:
-        done = run_as(argv, identity=self.layout.identity, stdin=stdin, cwd=Path("/"))
+        done = run_to_end(
+            argv, become=self.layout.become, environment=SERVER_ENVIRONMENT, stdin=stdin, cwd=Path("/")
+        )
         if done.returncode != 0:
             raise failure(f"{Path(argv[0]).name} failed", done.stdout.decode(errors="replace"))
 
@@ -216,7 +226,7 @@ def _spawn(
             argv,
             death_signal=death_signal,
             log=output,
-            identity=layout.identity,
+            become=layout.become,
             environment=SERVER_ENVIRONMENT,
             pass_fds=(lock,),
             cwd=Path("/"),

@@ -24,7 +24,7 @@ from app.embedded.folder import (
     take_server_lock,
     write_state,
 )
-from app.embedded.process import choose_identity
+from app.embedded.identity import choose_identity
 from app.embedded.servers import Layout, Postgres, Redis, Server, log_path, wait_until_ready
 
 GONE_S = 60.0  # a Postgres whose supervisor was killed finishes its checkpoint first

@@ -1,0 +1,93 @@
+"""The API process: our app on uvicorn, on a socket that may come from the parent."""
+
+import contextlib
+import errno
+import signal
+import socket
+import sys
+import time
+from types import FrameType
+
+import uvicorn
+
+from app.settings import Settings
+
+BIND_S = 1.0  # a process that was just killed gives its port back when the kernel has cleaned up
+BACKLOG = 2048
+KEEP_ALIVE_S = 65  # longer than the idle time-out of common load balancers, so that they close first
+MAX_HEADER_BYTES = 64 << 10
+
+
+class PortUnavailable(Exception):
+    """The address cannot be listened on. The message is one line that says what to do."""
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises: PortUnavailable.
+    """
+    deadline = time.monotonic() + BIND_S
+    while True:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        except socket.gaierror as error:
+            raise PortUnavailable(f"{host} is not an address of this machine: set ARMILLARY_HOST") from error
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise PortUnavailable(
+                f"port {port} on {host} {reason}: set ARMILLARY_PORT to another, or to 0 for a free one"
+            ) from error
+
+
+def base_url(listener: socket.socket) -> str:
+    """Where a client on this machine reaches `listener`."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class ApiServer(uvicorn.Server):
+    """Ends with its own exit code at a signal: uvicorn's would die by the signal, without clean-up."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def run_api(settings: Settings, *, listen_fd: int | None = None) -> int:
+    """Serves until SIGTERM or SIGINT; the exit code. `listen_fd` is a listening socket of the parent.
+
+    Raises: PortUnavailable.
+    """
+    from app.main import create_app
+
+    if listen_fd is None:
+        listener = bind_socket(settings.host, settings.port)
+        sys.stdout.write(f"listening on {base_url(listener)}\n")
+        sys.stdout.flush()
+    else:
+        listener = socket.socket(fileno=listen_fd)
+    config = uvicorn.Config(
+        create_app(settings),
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(settings.api_shutdown_s)),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    server = ApiServer(config)
+    with contextlib.closing(listener):
+        server.run(sockets=[listener])
+    return 0 if server.started else 1
