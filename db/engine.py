@@ -93,6 +93,7 @@ class Database:
                 max_overflow=0,
                 pool_timeout=LOCK_TIMEOUT_S,
                 pool_use_lifo=True,
+                json_deserializer=str,  # JSON columns are read as text: each query decodes into its own type
                 connect_args=connect_arguments(pooler=pooler),
             )
         )

@@ -5,6 +5,9 @@ Ids are UUIDv7 and shown with a prefix; order is kept by `seq` and `position`, n
 `JSON` holds what is sent to providers again, since `JSONB` would reorder keys and so change a prompt's bytes.
 """
 
+from datetime import datetime
+from uuid import UUID
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB
 
@@ -22,29 +25,29 @@ TENANT_ROLE = "armillary_tenant"
 """The role that api transactions take on; row-level security binds it to `armillary.tenant_id`."""
 
 
-def _id() -> sa.Column[sa.Uuid]:
+def _id() -> sa.Column[UUID]:
     return sa.Column("id", sa.Uuid, primary_key=True)
 
 
-def _tenant() -> sa.Column[sa.Uuid]:
+def _tenant() -> sa.Column[UUID]:
     return sa.Column("tenant_id", sa.Uuid, sa.ForeignKey("tenants.id"), nullable=False)
 
 
-def _session(*, primary_key: bool = False) -> sa.Column[sa.Uuid]:
+def _session(*, primary_key: bool = False) -> sa.Column[UUID]:
     reference = sa.ForeignKey("sessions.id", ondelete="CASCADE")
     return sa.Column("session_id", sa.Uuid, reference, nullable=False, primary_key=primary_key)
 
 
-def _moment(name: str, *, nullable: bool = True) -> sa.Column[sa.DateTime]:
+def _moment(name: str, *, nullable: bool = True) -> sa.Column[datetime]:
     default = None if nullable else sa.text("clock_timestamp()")
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable, server_default=default)
 
 
-def _count(name: str) -> sa.Column[sa.BigInteger]:
+def _count(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
 
 
-def _state(*values: str, name: str = "state") -> tuple[sa.Column[sa.Text], sa.CheckConstraint]:
+def _state(*values: str, name: str = "state") -> tuple[sa.Column[str], sa.CheckConstraint]:
     listed = ", ".join(f"'{value}'" for value in values)
     return sa.Column(name, sa.Text, nullable=False), sa.CheckConstraint(f"{name} IN ({listed})", name=name)
 

@@ -1,0 +1,433 @@
+"""What comes in for a session: prompts, answers, cancels. Each locks the session row first, then the run.
+
+Everything here raises `sessions.inbox_no`, so that a worker that decided before it came in decides again.
+`commit_no` belongs to workers and is not touched.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from agents.closing import close_step
+from agents.drafts import Draft
+from agents.events import (
+    Delivery,
+    PromptUpdated,
+    PromptWithdrawn,
+    StatusIdle,
+    StopReason,
+    UserContent,
+    UserCustomToolResult,
+    UserInterrupt,
+    UserMessage,
+)
+from agents.log import LoggedEvent, number
+from db.engine import Transaction
+from db.errors import Conflict, NotFound
+from db.ids import parse_id, public, public_or_none, to_uuid
+from db.steps import Fence, store_step
+from db.work import LockedSession, find_locked, load_work
+from providers.ids import new_id
+from tools.types import ToolResult
+
+
+class PromptInput(Struct, frozen=True, kw_only=True, tag="user.message"):
+    """User input. Prompts admitted together are one batch."""
+
+    content: tuple[UserContent, ...]
+    delivery: Delivery = "queue"
+
+
+class InterruptInput(Struct, frozen=True, kw_only=True, tag="user.interrupt"):
+    """Stops the open run, if there is one."""
+
+    mode: Literal["now"] = "now"
+    reason: str | None = None
+
+
+class AnswerInput(Struct, frozen=True, kw_only=True, tag="user.custom_tool_result"):
+    """The client's result for a tool that it runs."""
+
+    custom_tool_use_id: str
+    content: tuple[UserContent, ...] = ()
+    is_error: bool = False
+
+
+Input = PromptInput | InterruptInput | AnswerInput
+
+
+@dataclass(kw_only=True)
+class Admission:
+    """What was stored, and what is left to do after the commit.
+
+    `events`: to be published, in order. `answered`: the stored event of each input, in order; the event of an
+    answer that had been given before is the earlier one and not in `events`. `run_id`: the run that the
+    first prompt is bound to, None while it waits behind another. `wake`: a run was queued. `signal_cancel`:
+    a worker is to be told.
+    """
+
+    session_id: str
+    events: list[LoggedEvent] = field(default_factory=list)
+    answered: list[LoggedEvent] = field(default_factory=list)
+    run_id: str | None = None
+    wake: bool = False
+    signal_cancel: bool = False
+
+
+async def admit(
+    tx: Transaction, *, session_id: str, inputs: Sequence[Input], api_key_id: str | None
+) -> Admission:
+    """Stores `inputs` in order, as one batch.
+
+    Raises: NotFound, Conflict (`session_archived`, `not_waiting`, `already_answered`).
+    """
+    admission = Admission(session_id=session_id)
+    batch_id = new_id("batch")
+    for item in inputs:
+        # Locked again for each input: a row lock that is held is free, and each sees what the one before did.
+        locked = await _lock(tx, session_id)
+        match item:
+            case PromptInput():
+                await _admit_prompt(
+                    tx, locked, item, batch_id=batch_id, api_key_id=api_key_id, admission=admission
+                )
+            case InterruptInput():
+                await _admit_interrupt(tx, locked, item, admission)
+            case AnswerInput():
+                await _admit_answer(tx, locked, item, admission)
+    return admission
+
+
+async def cancel_run(tx: Transaction, *, run_id: str, reason: str | None) -> Admission:
+    """Cancels one run; a run that is closed stays as it is. Raises: NotFound."""
+    run_uuid = parse_id("run", run_id)
+    session_uuid = await tx.fetchval(
+        "SELECT session_id FROM runs WHERE id = $1 AND ($2::uuid IS NULL OR tenant_id = $2)",
+        run_uuid,
+        tx.tenant_id,
+    )
+    if session_uuid is None:
+        raise NotFound("run", run_id)
+    locked = await _lock(tx, public("sess", session_uuid), even_archived=True)
+    admission = Admission(session_id=public("sess", session_uuid), run_id=run_id)
+    if locked.run_id == run_uuid:
+        await _raise_inbox(tx, locked)
+        await _cancel(tx, locked, reason, admission)
+    return admission
+
+
+async def withdraw_prompt(tx: Transaction, *, session_id: str, prompt_id: str) -> Admission:
+    """Takes back a prompt that no run has taken up. Raises: NotFound, Conflict (`prompt_not_pending`)."""
+    locked, run_uuid = await _lock_prompt(tx, session_id, prompt_id)
+    admission = Admission(session_id=session_id)
+    if run_uuid is not None and await _is_last_of_batch(tx, run_uuid, to_uuid(prompt_id)):
+        # The run has nothing else to do: it ends with its prompt.
+        await _raise_inbox(tx, locked)
+        await _cancel(tx, locked, "its prompt was withdrawn", admission)
+        return admission
+    await tx.execute(
+        "UPDATE prompts SET state = 'withdrawn', updated_at = clock_timestamp() WHERE id = $1",
+        to_uuid(prompt_id),
+    )
+    draft = _draft(locked)
+    draft.event(PromptWithdrawn, prompt_id=prompt_id, reason="client")
+    await _append(tx, locked, draft, admission)
+    return admission
+
+
+async def edit_prompt(
+    tx: Transaction, *, session_id: str, prompt_id: str, content: tuple[UserContent, ...]
+) -> Admission:
+    """Changes a prompt that no run has taken up. Raises: NotFound, Conflict (`prompt_not_pending`)."""
+    locked, _ = await _lock_prompt(tx, session_id, prompt_id)
+    admission = Admission(session_id=session_id)
+    await tx.execute(
+        "UPDATE prompts SET content = $2, updated_at = clock_timestamp() WHERE id = $1",
+        to_uuid(prompt_id),
+        _json(content),
+    )
+    draft = _draft(locked)
+    draft.event(PromptUpdated, prompt_id=prompt_id, content=content)
+    await _append(tx, locked, draft, admission)
+    return admission
+
+
+async def append_events(tx: Transaction, *, session_id: str, write: Callable[[Draft], None]) -> Admission:
+    """Adds events about the session itself, such as `session.updated`. Raises: NotFound."""
+    locked = await _lock(tx, session_id, even_archived=True)
+    draft = _draft(locked)
+    write(draft)
+    admission = Admission(session_id=session_id)
+    await _append(tx, locked, draft, admission)
+    return admission
+
+
+# -- one input each -------------------------------------------------------------------------------------
+
+
+async def _admit_prompt(
+    tx: Transaction,
+    locked: LockedSession,
+    prompt: PromptInput,
+    *,
+    batch_id: str,
+    api_key_id: str | None,
+    admission: Admission,
+) -> None:
+    run_id = await _run_for_batch(tx, locked, batch_id)
+    makes_run = locked.run_id is None
+    if makes_run:
+        run_id = to_uuid(new_id("run"))
+    draft = _draft(locked, run_id=run_id)
+    event = draft.event(
+        UserMessage, content=prompt.content, delivery=prompt.delivery, batch_id=batch_id, processed=False
+    )
+    await _append(tx, locked, draft, admission)
+    admission.answered.append(admission.events[-1])
+    if makes_run:
+        await tx.execute(
+            """
+            INSERT INTO runs (id, tenant_id, session_id, state, api_key_id, after_seq)
+            VALUES ($1, $2, $3, 'queued', $4, $5)
+            """,
+            run_id,
+            locked.tenant_id,
+            locked.id,
+            None if api_key_id is None else to_uuid(api_key_id),
+            locked.last_seq,
+        )
+        admission.wake = True
+    await tx.execute(
+        """
+        INSERT INTO prompts
+            (id, tenant_id, session_id, batch_id, seq, state, delivery, content, api_key_id, run_id)
+        VALUES ($1, $2, $3, $4, $5, 'pending', $6, $7, $8, $9)
+        """,
+        to_uuid(event.id),
+        locked.tenant_id,
+        locked.id,
+        to_uuid(batch_id),
+        admission.events[-1].seq,
+        prompt.delivery,
+        _json(prompt.content),
+        None if api_key_id is None else to_uuid(api_key_id),
+        run_id,
+    )
+    admission.run_id = admission.run_id or public_or_none("run", run_id)
+
+
+async def _run_for_batch(tx: Transaction, locked: LockedSession, batch_id: str) -> UUID | None:
+    """The run that earlier prompts of the batch are bound to; all prompts of one POST go together."""
+    found = await tx.fetchval(
+        "SELECT run_id FROM prompts WHERE session_id = $1 AND batch_id = $2 AND state = 'pending' LIMIT 1",
+        locked.id,
+        to_uuid(batch_id),
+    )
+    return found if found == locked.run_id else None
+
+
+async def _admit_interrupt(
+    tx: Transaction, locked: LockedSession, interrupt: InterruptInput, admission: Admission
+) -> None:
+    draft = _draft(locked, run_id=locked.run_id)
+    draft.event(UserInterrupt, mode=interrupt.mode, reason=interrupt.reason)
+    await _append(tx, locked, draft, admission)
+    admission.answered.append(admission.events[-1])
+    if locked.run_id is not None:
+        await _cancel(tx, await _lock(tx, admission.session_id), interrupt.reason, admission)
+
+
+async def _admit_answer(
+    tx: Transaction, locked: LockedSession, answer: AnswerInput, admission: Admission
+) -> None:
+    call_uuid = parse_id("evt", answer.custom_tool_use_id)
+    digest = hashlib.sha256(_json((answer.content, answer.is_error)).encode()).digest()
+    call = await tx.fetchrow(
+        "SELECT run_id, kind, state, answer_sha256 FROM tool_calls WHERE session_id = $1 AND id = $2",
+        locked.id,
+        call_uuid,
+    )
+    if call is None or call["kind"] != "client":
+        raise NotFound("open custom tool use", answer.custom_tool_use_id)
+    if call["state"] != "open":
+        if call["answer_sha256"] == digest:
+            admission.answered.append(await _earlier_answer(tx, locked, answer.custom_tool_use_id))
+            return
+        reason = "not_waiting" if call["answer_sha256"] is None else "already_answered"
+        raise Conflict(
+            reason,
+            f"The tool use {answer.custom_tool_use_id} takes no answer: "
+            + ("it was closed without one." if reason == "not_waiting" else "it has another one already."),
+        )
+    draft = _draft(locked, run_id=call["run_id"])
+    draft.event(
+        UserCustomToolResult,
+        custom_tool_use_id=answer.custom_tool_use_id,
+        content=answer.content,
+        is_error=answer.is_error,
+    )
+    result = ToolResult(content=answer.content, is_error=answer.is_error)
+    await tx.execute(
+        """
+        UPDATE tool_calls SET state = 'done', outcome = $2, result = $3, answer_sha256 = $4,
+            finished_at = clock_timestamp() WHERE id = $1
+        """,
+        call_uuid,
+        "error" if answer.is_error else "ok",
+        _json(result),
+        digest,
+    )
+    await _append(tx, locked, draft, admission)
+    admission.answered.append(admission.events[-1])
+    if locked.run_state == "waiting":
+        await _after_answer(tx, await _lock(tx, admission.session_id), admission)
+
+
+async def _after_answer(tx: Transaction, locked: LockedSession, admission: Admission) -> None:
+    """Queues the waiting run when nothing is open any more; else says what remains."""
+    rows = await tx.fetch(
+        "SELECT id FROM tool_calls WHERE run_id = $1 AND state = 'open' ORDER BY position, index",
+        locked.run_id,
+    )
+    if rows:
+        remaining = tuple(public("evt", row["id"]) for row in rows)
+        draft = _draft(locked, run_id=locked.run_id)
+        draft.event(StatusIdle, stop_reason=StopReason(type="requires_action", event_ids=remaining))
+        await _append(tx, locked, draft, admission)
+        return
+    await tx.execute(
+        "UPDATE runs SET state = 'queued', queued_at = clock_timestamp() WHERE id = $1", locked.run_id
+    )
+    admission.wake = True
+
+
+async def _earlier_answer(tx: Transaction, locked: LockedSession, tool_use_id: str) -> LoggedEvent:
+    """The event of the answer that was given before: it stands in the log after its tool use."""
+    rows = await tx.fetch(
+        """
+        SELECT seq, id, type, body FROM events
+        WHERE session_id = $1 AND type = 'user.custom_tool_result'
+            AND seq > (SELECT seq FROM events WHERE session_id = $1 AND id = $2)
+        ORDER BY seq
+        """,
+        locked.id,
+        to_uuid(tool_use_id),
+    )
+    for row in rows:
+        event = msgspec.json.decode(row["body"], type=UserCustomToolResult)
+        if event.custom_tool_use_id == tool_use_id:
+            return LoggedEvent(
+                seq=row["seq"], id=public("evt", row["id"]), type=row["type"], body=row["body"]
+            )
+    raise NotFound("answer to the tool use", tool_use_id)
+
+
+async def _cancel(tx: Transaction, locked: LockedSession, reason: str | None, admission: Admission) -> None:
+    """Running: sets the flag, its worker closes the run. Queued or waiting: closes it here and now."""
+    assert locked.run_id is not None
+    if locked.run_state == "running":
+        if locked.cancel_requested_at is None:
+            await tx.execute(
+                "UPDATE runs SET cancel_requested_at = clock_timestamp(), cancel_reason = $2 WHERE id = $1",
+                locked.run_id,
+                reason,
+            )
+        admission.signal_cancel = True
+        return
+    work = await load_work(tx, locked)
+    stop = StopReason(type="cancelled", message=reason)
+    step = close_step(work, stop, locked.now)
+    fence = Fence(session_id=work.session_id, run_id=work.run_id, epoch=locked.epoch)
+    events = await store_step(tx, fence, step)
+    assert events is not None, "the session row is locked"
+    admission.events.extend(events)
+    admission.wake = admission.wake or bool(work.pending)
+
+
+# -- shared ---------------------------------------------------------------------------------------------
+
+
+async def _lock(tx: Transaction, session_id: str, *, even_archived: bool = False) -> LockedSession:
+    locked = await find_locked(tx, parse_id("sess", session_id))
+    if locked is None:
+        raise NotFound("session", session_id)
+    if locked.archived_at is not None and not even_archived:
+        raise Conflict("session_archived", "The session is archived and takes nothing more. Start a new one.")
+    return locked
+
+
+async def _lock_prompt(tx: Transaction, session_id: str, prompt_id: str) -> tuple[LockedSession, UUID | None]:
+    locked = await _lock(tx, session_id)
+    row = await tx.fetchrow(
+        "SELECT state, run_id FROM prompts WHERE session_id = $1 AND id = $2",
+        locked.id,
+        parse_id("evt", prompt_id),
+    )
+    if row is None:
+        raise NotFound("prompt", prompt_id)
+    is_taken = row["run_id"] is not None and locked.run_state != "queued"
+    if row["state"] != "pending" or is_taken:
+        raise Conflict("prompt_not_pending", f"The prompt {prompt_id} is not pending any more.")
+    return locked, row["run_id"]
+
+
+async def _is_last_of_batch(tx: Transaction, run_uuid: UUID, prompt_uuid: UUID) -> bool:
+    others = await tx.fetchval(
+        "SELECT count(*) FROM prompts WHERE run_id = $1 AND id <> $2 AND state <> 'withdrawn'",
+        run_uuid,
+        prompt_uuid,
+    )
+    return int(others) == 0
+
+
+async def _append(tx: Transaction, locked: LockedSession, draft: Draft, admission: Admission) -> None:
+    """Numbers and stores the events of `draft`, and raises `inbox_no`."""
+    events = draft.build().events
+    row = await tx.fetchrow(
+        """
+        UPDATE sessions SET last_seq = last_seq + $2, inbox_no = inbox_no + 1, updated_at = clock_timestamp()
+        WHERE id = $1 RETURNING last_seq
+        """,
+        locked.id,
+        len(events),
+    )
+    assert row is not None
+    logged = number(events, after_seq=row["last_seq"] - len(events))
+    for event, entry in zip(events, logged, strict=True):
+        await tx.execute(
+            """
+            INSERT INTO events (session_id, tenant_id, seq, id, run_id, type, body, created_at)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+            """,
+            locked.id,
+            locked.tenant_id,
+            entry.seq,
+            to_uuid(event.id),
+            None if event.run_id is None else to_uuid(event.run_id),
+            entry.type,
+            entry.body,
+            event.created_at,
+        )
+    admission.events.extend(logged)
+
+
+async def _raise_inbox(tx: Transaction, locked: LockedSession) -> None:
+    await tx.execute("UPDATE sessions SET inbox_no = inbox_no + 1 WHERE id = $1", locked.id)
+
+
+def _draft(locked: LockedSession, run_id: UUID | None = None) -> Draft:
+    return Draft(
+        session_id=public("sess", locked.id),
+        run_id=public_or_none("run", run_id),
+        now=locked.now,
+        next_position=locked.last_position + 1,
+    )
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
