@@ -10,6 +10,7 @@ from providers.openai_chat_endpoint import GENERIC_CHAT, OPENAI_CHAT, ChatEndpoi
 from providers.openai_chat_request import chat_body
 from providers.openai_chat_returned import ReturnedFields
 from providers.openai_models import model_family
+from providers.openai_sse import text_or_none
 from providers.openai_transport import Exchange, OpenAITransport
 from providers.openai_usage import chat_usage
 from providers.tool_names import ToolNames
@@ -152,10 +153,8 @@ class _Reading:
     def _start(self, chunk: JsonObject) -> Iterator[ProviderEvent]:
         if not self._has_started and ("choices" in chunk or "usage" in chunk):
             self._has_started = True
-            model, message_id = chunk.get("model"), chunk.get("id")
             yield MessageStart(
-                model=model if isinstance(model, str) and model else None,
-                provider_message_id=message_id if isinstance(message_id, str) and message_id else None,
+                model=text_or_none(chunk.get("model")), provider_message_id=text_or_none(chunk.get("id"))
             )
 
     def _read_delta(self, delta: JsonObject) -> Iterator[ProviderEvent]:

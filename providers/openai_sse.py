@@ -122,3 +122,8 @@ def quote(data: bytes) -> str:
     """The beginning of `data`, for an error message."""
     text = data[:200].decode("utf-8", "replace").strip()
     return repr(text + ("…" if len(data) > 200 else ""))
+
+
+def text_or_none(value: Any) -> str | None:
+    """`value` if it is text that says something: servers send ids and names that are empty or null."""
+    return value if isinstance(value, str) and value else None
