@@ -273,13 +273,14 @@ def _add_run(parts: _Parts, fence: Fence, step: Step) -> None:
         state = "waiting"
     elif isinstance(step.ending, RequeueRun):
         state = "queued"
-    progressed = bool(step.messages or step.calls)
+    progressed = bool(step.calls) or any(stored.message.role != "user" for stored in step.messages)
     takeover = isinstance(step.ending, RequeueRun) and step.ending.takeover
     parts.add(
         "changed_run",
         """
         UPDATE runs SET state = {}, turns = coalesce({}, turns),
             worker_id = CASE WHEN {} THEN worker_id END,
+            deadline_at = CASE WHEN {} THEN NULL ELSE deadline_at END,
             takeovers = takeovers + {},
             takeovers_since_progress = CASE WHEN {} THEN 0 ELSE takeovers_since_progress + {} END
         FROM fence WHERE id = {}
@@ -287,6 +288,7 @@ def _add_run(parts: _Parts, fence: Fence, step: Step) -> None:
         state,
         step.turns,
         state == "running",
+        state == "waiting",
         int(takeover),
         progressed,
         int(takeover),

@@ -95,7 +95,10 @@ async def load_work(tx: Transaction, locked: LockedSession) -> OpenWork:
 
 
 async def load_inbox(tx: Transaction, session_id: UUID, run_id: UUID) -> tuple[int, InboxView]:
-    """The session's epoch and its inbox, all as of one moment (the transaction must be `repeatable`)."""
+    """The session's epoch and its inbox; epoch -1 when the session is gone.
+
+    `inbox_no` is read first, so what came in later than it makes a commit that relies on it fail.
+    """
     row = await tx.fetchrow(
         """
         SELECT epoch, inbox_no, last_position, cancel_requested_at, cancel_reason

@@ -1,0 +1,150 @@
+"""Who works on what: leases of workers and claims of runs.
+
+All times are the database's. A worker's lease is one row; what it holds are the running runs that name it.
+"""
+
+from datetime import datetime
+from uuid import UUID
+
+from msgspec import Struct
+
+from agents.types import Snapshot
+from db.engine import Transaction
+from db.ids import parse_id, public
+from db.snapshots import load_snapshot
+
+LEASE_S = 3.0
+CANDIDATES_PER_TENANT = 8
+
+
+class Hold(Struct, frozen=True, kw_only=True):
+    """A run that a worker holds. Its writes are good as long as the session has this `epoch`."""
+
+    session_id: str
+    run_id: str
+    epoch: int
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """A hold just made, with all that its loop starts from. `now` is the database's time at the claim."""
+
+    hold: Hold
+    commit_no: int
+    snapshot: Snapshot
+    now: datetime
+    tenant_id: UUID
+
+
+# -- leases ---------------------------------------------------------------------------------------------
+
+
+async def renew_lease(
+    tx: Transaction, *, worker_id: str, host: str, pid: int, slots: int, lease_s: float = LEASE_S
+) -> tuple[tuple[Hold, ...], tuple[str, ...]]:
+    """Makes or renews the lease. Renewing late is allowed: what is left of the holds is returned.
+
+    Returns: the holds that stand in the worker's name, and the ids of those sessions whose run was cancelled.
+    """
+    worker = parse_id("work", worker_id)
+    await tx.execute(
+        """
+        INSERT INTO workers (id, host, pid, slots, lease_until)
+        VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))
+        ON CONFLICT (id) DO UPDATE SET lease_until = excluded.lease_until
+        """,
+        worker,
+        host,
+        pid,
+        slots,
+        lease_s,
+    )
+    rows = await tx.fetch(
+        """
+        SELECT runs.id, session_id, epoch, cancel_requested_at IS NOT NULL AS is_cancelled
+        FROM runs JOIN sessions ON sessions.id = session_id WHERE worker_id = $1 AND state = 'running'
+        """,
+        worker,
+    )
+    holds = tuple(
+        Hold(
+            session_id=public("sess", row["session_id"]),
+            run_id=public("run", row["id"]),
+            epoch=row["epoch"],
+        )
+        for row in rows
+    )
+    return holds, tuple(public("sess", row["session_id"]) for row in rows if row["is_cancelled"])
+
+
+async def end_lease(tx: Transaction, *, worker_id: str) -> None:
+    """Gives up the lease at shutdown; what the worker still holds is taken over at once."""
+    await tx.execute("DELETE FROM workers WHERE id = $1", parse_id("work", worker_id))
+
+
+# -- claims ---------------------------------------------------------------------------------------------
+
+# Candidates are the oldest few runs of each tenant with a queue, the tenant with the least running first.
+# The tenants are found by skipping through the index, so that a long queue of one costs the others nothing.
+_FIND = f"""
+WITH RECURSIVE queues AS (
+    (SELECT tenant_id FROM runs WHERE state = 'queued' ORDER BY tenant_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT tenant_id FROM runs WHERE state = 'queued' AND tenant_id > queues.tenant_id
+            ORDER BY tenant_id LIMIT 1)
+    FROM queues WHERE queues.tenant_id IS NOT NULL
+),
+loads AS (
+    SELECT queues.tenant_id, (
+        SELECT count(*) FROM runs WHERE runs.tenant_id = queues.tenant_id AND state = 'running'
+    ) AS running
+    FROM queues WHERE queues.tenant_id IS NOT NULL
+),
+candidates AS (
+    SELECT head.id AS run_id, head.session_id, loads.running, head.queued_at
+    FROM loads JOIN tenants ON tenants.id = loads.tenant_id, LATERAL (
+        SELECT id, session_id, queued_at FROM runs
+        WHERE tenant_id = loads.tenant_id AND state = 'queued'
+        ORDER BY queued_at, id LIMIT {CANDIDATES_PER_TENANT}
+    ) AS head
+    WHERE tenants.max_running_runs IS NULL OR loads.running < tenants.max_running_runs
+)
+SELECT candidates.run_id, sessions.id AS session_id FROM candidates JOIN sessions ON sessions.id = session_id
+ORDER BY candidates.running, candidates.queued_at LIMIT 1
+FOR NO KEY UPDATE OF sessions SKIP LOCKED
+"""
+
+# A statement of its own: it sees what was committed while the lock was waited for.
+_TAKE = """
+WITH taken AS (
+    UPDATE runs SET state = 'running', worker_id = $2, started_at = coalesce(started_at, clock_timestamp())
+    WHERE id = $1 AND state = 'queued'
+        AND EXISTS (SELECT FROM workers WHERE id = $2 AND lease_until > clock_timestamp())
+    RETURNING session_id
+)
+UPDATE sessions SET epoch = epoch + 1 FROM taken WHERE sessions.id = taken.session_id
+RETURNING sessions.id, sessions.tenant_id, sessions.agent_id, sessions.epoch, sessions.commit_no,
+    sessions.last_position, sessions.end_user_id, clock_timestamp() AS now
+"""
+
+
+async def claim_run(tx: Transaction, *, worker_id: str) -> Claim | None:
+    """The next run in fair order, held by the worker from now on; None when nothing can be taken."""
+    worker = parse_id("work", worker_id)
+    found = await tx.fetchrow(_FIND)
+    if found is None:
+        return None
+    taken = await tx.fetchrow(_TAKE, found["run_id"], worker)
+    if taken is None:
+        return None
+    hold = Hold(
+        session_id=public("sess", taken["id"]),
+        run_id=public("run", found["run_id"]),
+        epoch=taken["epoch"],
+    )
+    return Claim(
+        hold=hold,
+        commit_no=taken["commit_no"],
+        snapshot=await load_snapshot(tx, session_id=hold.session_id, run_id=hold.run_id),
+        now=taken["now"],
+        tenant_id=taken["tenant_id"],
+    )

@@ -1,0 +1,92 @@
+"""A session and its run as a hold finds them: all that the loop starts from."""
+
+from uuid import UUID
+
+import msgspec
+
+from agents.types import Snapshot, StoredMessage
+from db.engine import Record, Transaction
+from db.errors import NotFound
+from db.ids import parse_id, public, to_uuid
+from db.sessions import effective_agent
+from db.work import load_batch, load_inbox
+from providers.types import Base64Source, Block, Message, NativeBlocks
+
+_blocks = msgspec.json.Decoder(tuple[Block, ...])
+
+
+async def load_snapshot(tx: Transaction, *, session_id: str, run_id: str) -> Snapshot:
+    """Reads the whole state of a run, and starts its clock when it has none yet.
+
+    The inbox is read first: what comes in while the rest is read makes a commit that relies on it fail.
+    """
+    session, run = to_uuid(session_id), to_uuid(run_id)
+    _, inbox = await load_inbox(tx, session, run)
+    row = await tx.fetchrow(
+        """
+        SELECT agent_versions.config, sessions.agent_overrides, sessions.end_user_id, runs.turns,
+            runs.deadline_at
+        FROM runs JOIN sessions ON sessions.id = runs.session_id
+        JOIN agent_versions ON agent_versions.agent_id = sessions.agent_id
+            AND agent_versions.version = sessions.agent_version
+        WHERE runs.id = $1
+        """,
+        run,
+    )
+    if row is None:
+        raise NotFound("run", run_id)
+    agent = effective_agent(row["config"], row["agent_overrides"])
+    return Snapshot(
+        session_id=session_id,
+        run_id=run_id,
+        agent=agent,
+        messages=await load_messages(tx, session),
+        batch=await load_batch(tx, session, run),
+        inbox=inbox,
+        turns=row["turns"],
+        deadline_at=row["deadline_at"]
+        or await tx.fetchval(
+            """
+            UPDATE runs SET deadline_at = clock_timestamp() + make_interval(secs => $2)
+            WHERE id = $1 RETURNING deadline_at
+            """,
+            run,
+            agent.time_limit_s,
+        ),
+        end_user_id=row["end_user_id"],
+    )
+
+
+async def load_messages(tx: Transaction, session: UUID) -> tuple[StoredMessage, ...]:
+    """The transcript as the model sees it, in order."""
+    rows = await tx.fetch(
+        """
+        SELECT id, position, role, blocks, native_api, native_model, native_body FROM messages
+        WHERE session_id = $1 AND rolled_back_at IS NULL ORDER BY position
+        """,
+        session,
+    )
+    return tuple(_stored(row) for row in rows)
+
+
+async def find_image(tx: Transaction, file_id: str) -> Base64Source | None:
+    """An uploaded image, ready to be sent; None when the file is gone. The caller scopes by its tenant."""
+    row = await tx.fetchrow(
+        "SELECT media_type, encode(content, 'base64') AS data FROM files WHERE id = $1 AND tenant_id = $2",
+        parse_id("file", file_id),
+        tx.tenant_id,
+    )
+    if row is None:
+        return None
+    return Base64Source(media_type=row["media_type"], data=row["data"].replace("\n", ""))
+
+
+def _stored(row: Record) -> StoredMessage:
+    native = None
+    if row["native_body"] is not None:
+        native = NativeBlocks(api=row["native_api"], model=row["native_model"], body=row["native_body"])
+    return StoredMessage(
+        id=public("msg", row["id"]),
+        position=row["position"],
+        message=Message(role=row["role"], blocks=_blocks.decode(row["blocks"]), native=native),
+    )

@@ -1,0 +1,148 @@
+"""Taking runs from workers that are gone, and closing those that do not heed a cancel.
+
+Promise 9 rests on this: no run stays running with nobody working on it for longer than a lease plus a sweep.
+"""
+
+from uuid import UUID
+
+from msgspec import Struct
+
+from agents.closing import OpenWork, abandon_request, close, draft_of, requeue_step
+from agents.events import ErrorDetail, RetryStatus, SessionError, StopReason
+from agents.log import LoggedEvent
+from agents.types import RequeueRun, Step
+from db.engine import Transaction
+from db.ids import public
+from db.steps import Fence, store_step
+from db.work import LockedSession, find_locked, load_work
+
+MAX_TAKEOVERS_SINCE_PROGRESS = 3
+MAX_TAKEOVERS = 10
+CANCEL_GRACE_S = 2.0
+BATCH = 100
+FORGET_WORKERS_AFTER_S = 3600.0
+SWEEP_LOCK = 4_711_043  # any number; the same in all releases, so that sweepers do not repeat each other
+
+_POISONED = "Each worker that took up this run was lost while it worked on it, so it is not tried again."
+
+
+class Swept(Struct, frozen=True, kw_only=True):
+    """What was done to one session: events to publish, and the epoch that puts the old worker off."""
+
+    session_id: str
+    events: tuple[LoggedEvent, ...]
+    epoch: int
+    is_queued: bool
+
+
+async def stale_sessions(tx: Transaction) -> list[UUID]:
+    """Sessions whose run lost its worker or goes on after a cancel; empty while another sweeper looks."""
+    if not await tx.fetchval("SELECT pg_try_advisory_xact_lock($1)", SWEEP_LOCK):
+        return []
+    rows = await tx.fetch(
+        """
+        SELECT session_id FROM runs LEFT JOIN workers ON workers.id = runs.worker_id
+        WHERE state = 'running' AND (
+            workers.id IS NULL OR workers.lease_until < clock_timestamp()
+            OR cancel_requested_at < clock_timestamp() - make_interval(secs => $1)
+        )
+        LIMIT $2
+        """,
+        CANCEL_GRACE_S,
+        BATCH,
+    )
+    return [row["session_id"] for row in rows]
+
+
+async def sweep_session(tx: Transaction, session_id: UUID) -> Swept | None:
+    """Queues the session's run again, or closes it; None when there is nothing to do (any more)."""
+    locked = await find_locked(tx, session_id, skip_locked=True)
+    if locked is None or locked.run_state != "running":
+        return None
+    is_lost = not await _has_lease(tx, locked.run_worker_id)
+    is_cancelled = locked.cancel_requested_at is not None
+    is_overdue = is_cancelled and await _is_overdue(tx, locked)
+    if not is_lost and not is_overdue:
+        return None
+    work = await load_work(tx, locked)
+    return await _store(tx, locked, work, _decide(locked, work, is_cancelled=is_cancelled))
+
+
+async def hand_over(tx: Transaction, *, session_id: UUID, epoch: int, worker_id: UUID) -> Swept | None:
+    """Gives a worker's own run back to the queue, as at shutdown. It does not count as a takeover."""
+    locked = await find_locked(tx, session_id)
+    if locked is None or locked.run_state != "running" or locked.run_worker_id != worker_id:
+        return None
+    if locked.epoch != epoch:
+        return None
+    work = await load_work(tx, locked)
+    return await _store(tx, locked, work, requeue_step(work, locked.now, takeover=False))
+
+
+async def forget_workers(tx: Transaction) -> None:
+    """Deletes the rows of workers that have been gone for long and hold nothing."""
+    await tx.execute(
+        """
+        DELETE FROM workers WHERE lease_until < clock_timestamp() - make_interval(secs => $1)
+            AND NOT EXISTS (SELECT FROM runs WHERE worker_id = workers.id AND state = 'running')
+        """,
+        FORGET_WORKERS_AFTER_S,
+    )
+
+
+def _decide(locked: LockedSession, work: OpenWork, *, is_cancelled: bool) -> Step:
+    if is_cancelled:
+        return _forced_close(work, locked, StopReason(type="cancelled"))
+    is_poisoned = (
+        locked.run_takeovers_since_progress + 1 >= MAX_TAKEOVERS_SINCE_PROGRESS
+        or locked.run_takeovers + 1 >= MAX_TAKEOVERS
+    )
+    if is_poisoned:
+        return _forced_close(work, locked, StopReason(type="error", code="worker_lost", message=_POISONED))
+    return requeue_step(work, locked.now, takeover=True)
+
+
+def _forced_close(work: OpenWork, locked: LockedSession, stop: StopReason) -> Step:
+    draft = draft_of(work, locked.now)
+    if work.open_request is not None:
+        abandon_request(draft, work.open_request)
+    if stop.type == "error":
+        detail = ErrorDetail(
+            type="unknown_error",
+            code=stop.code or "error",
+            message=stop.message or "",
+            retry_status=RetryStatus(type="terminal"),
+        )
+        draft.event(SessionError, error=detail)
+    close(draft, work, stop)
+    return draft.build()
+
+
+async def _store(tx: Transaction, locked: LockedSession, work: OpenWork, step: Step) -> Swept:
+    fence = Fence(session_id=work.session_id, run_id=work.run_id, epoch=locked.epoch, raise_epoch=True)
+    events = await store_step(tx, fence, step)
+    assert events is not None, "the session row is locked"
+    return Swept(
+        session_id=public("sess", locked.id),
+        events=events,
+        epoch=locked.epoch + 1,
+        is_queued=isinstance(step.ending, RequeueRun) or bool(work.pending),
+    )
+
+
+async def _has_lease(tx: Transaction, worker_id: UUID | None) -> bool:
+    return bool(
+        await tx.fetchval(
+            "SELECT count(*) FROM workers WHERE id = $1 AND lease_until > clock_timestamp()", worker_id
+        )
+    )
+
+
+async def _is_overdue(tx: Transaction, locked: LockedSession) -> bool:
+    return bool(
+        await tx.fetchval(
+            "SELECT $1::timestamptz < clock_timestamp() - make_interval(secs => $2)",
+            locked.cancel_requested_at,
+            CANCEL_GRACE_S,
+        )
+    )
