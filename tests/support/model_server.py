@@ -95,8 +95,10 @@ class ModelServer:
         self.requests: list[RecordedRequest] = []
         self.unexpected: list[RecordedRequest] = []
         self.base_url = ""
+        self.connections_made = 0
         self._answers: deque[Answer] = deque()
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        self._arrived = asyncio.Event()
 
     def enqueue(self, *answers: Answer) -> None:
         self._answers.extend(answers)
@@ -104,6 +106,13 @@ class ModelServer:
     @property
     def answers_left(self) -> int:
         return len(self._answers)
+
+    async def wait_for_request(self, *, number: int = 1) -> RecordedRequest:
+        """The request of that number, counted from one, once it has arrived."""
+        while len(self.requests) < number:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self.requests[number - 1]
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -114,8 +123,8 @@ class ModelServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.close()
-        for task in self._connections:
-            task.cancel()
+        for connection in self._connections.values():
+            connection.abort()  # its task then ends by itself
         results = await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
         faults = [result for result in results if isinstance(result, Exception)]
@@ -126,8 +135,9 @@ class ModelServer:
             raise AssertionError(f"requests without a scripted answer: {asked}")
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A task of our own: asyncio logs a traceback when one that it made for a coroutine is cancelled.
-        self._connections.add(asyncio.create_task(self._attend(_Connection(reader, writer))))
+        self.connections_made += 1
+        connection = _Connection(reader, writer)
+        self._connections[asyncio.create_task(self._attend(connection))] = connection
 
     async def _attend(self, connection: "_Connection") -> None:
         try:
@@ -138,6 +148,7 @@ class ModelServer:
     async def _serve(self, connection: "_Connection") -> None:
         while (request := await connection.read_request()) is not None:
             self.requests.append(request)
+            self._arrived.set()
             if self._answers:
                 answer = self._answers.popleft()
             else:
@@ -156,6 +167,7 @@ class _Connection:
         self._received = bytearray()
         self._changed = asyncio.Event()
         self._gone = asyncio.Event()
+        self._is_aborted = False
         # With no buffer of ours, `drain` returns when the kernel has the bytes: a reset then follows them.
         writer.transport.set_write_buffer_limits(high=0)
         self._pump = asyncio.create_task(self._read_ahead())
@@ -167,6 +179,11 @@ class _Connection:
                 self._changed.set()
         self._gone.set()
         self._changed.set()
+
+    def abort(self) -> None:
+        """Ends the connection from our side, which no answer shall take for the client's going."""
+        self._is_aborted = True
+        self._writer.transport.abort()
 
     async def aclose(self) -> None:
         self._pump.cancel()
@@ -214,7 +231,7 @@ class _Connection:
             finished = await self._play(answer)
         except OSError:
             finished = False
-        if not finished:
+        if not finished and not self._is_aborted:
             answer.client_gone.set()
         return finished and answer.end == "chunked_end"
 
