@@ -1,8 +1,10 @@
-"""What a tool tells the model when a call cannot be answered.
+"""What a tool tells the model when a call cannot be answered, and what is wrong with a tool itself.
 
 ToolError                the model can correct it: its text becomes the call's result
 ├── InvalidArguments     the arguments do not fit the schema
-└── UnknownTool          no tool of that name is offered to this agent
+├── UnknownTool          no tool of that name is offered to this agent
+└── UnusableResult       the tool returned something that has no JSON form
+SchemaRefused            whoever defines the tool can correct it: its schema cannot be used
 """
 
 from typing import ClassVar
@@ -20,3 +22,13 @@ class InvalidArguments(ToolError):
 
 class UnknownTool(ToolError):
     code = "tool_not_found"
+
+
+class UnusableResult(ToolError):
+    code = "unusable_result"
+
+
+class SchemaRefused(Exception):
+    """A JSON Schema that is wrong, too large, or could make validation slow. The message says why."""
+
+    code: ClassVar[str] = "invalid_schema"

@@ -1,0 +1,11 @@
+"""The tools that come with the service."""
+
+from tools.arithmetic import calculate
+from tools.clock import current_time_tool
+from tools.delay import delay
+from tools.registry import ToolRegistry
+
+
+def builtin_registry() -> ToolRegistry:
+    """A new registry of all built-in tools, to which more may be added."""
+    return ToolRegistry((calculate, current_time_tool(), delay))
