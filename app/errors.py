@@ -7,7 +7,6 @@ ApiError
 ├── BodyTooLarge           413  larger than the server accepts
 ├── MediaTypeRefused       415  not JSON, or an encoded body
 ├── InvalidField           422  the body is JSON, but a field of it is not usable; names the field
-├── NotAvailable           422  a field that other servers know and this one does not; names the field
 ├── NotAvailable           422  a documented part of the API that this version refuses; names the field
 ├── IdempotencyMismatch    409  the Idempotency-Key was used for another request
 └── ClientGone             400  the connection closed before the body had arrived
