@@ -140,20 +140,26 @@ class SessionUpdated(Event, frozen=True, kw_only=True, tag="session.updated"):
     changes: JsonObject
 
 
+RetryType = Literal["retrying", "exhausted", "terminal"]
+ErrorType = Literal[
+    "unknown_error",
+    "model_overloaded_error",
+    "model_rate_limited_error",
+    "model_request_failed_error",
+    "billing_error",
+]
+
+
 class RetryStatus(Struct, frozen=True, kw_only=True):
-    type: Literal["retrying", "exhausted", "terminal"]
+    """Whether it is tried again (`retrying`), was tried in vain (`exhausted`), or never is (`terminal`)."""
+
+    type: RetryType
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True):
     """`code` is ours and stable; `type` is the class that hosted agent APIs use; `message` is for users."""
 
-    type: Literal[
-        "unknown_error",
-        "model_overloaded_error",
-        "model_rate_limited_error",
-        "model_request_failed_error",
-        "billing_error",
-    ]
+    type: ErrorType
     code: str
     message: str
     retry_status: RetryStatus

@@ -82,8 +82,8 @@ class InboxView(Struct, frozen=True, kw_only=True):
 class Snapshot(Struct, frozen=True, kw_only=True):
     """A session and its run as a hold found them.
 
-    `batch`: the run's own prompts that are not applied yet. `turns`: requests that the run has made so far;
-    retries of one request count once. `deadline_at`: when its time limit is reached.
+    `batch`: the run's own prompts that are not applied yet. `turns`: requests that the run has finished.
+    `next_position`: where the transcript goes on. `deadline_at`: when the run's time limit is reached.
     """
 
     session_id: str
@@ -93,6 +93,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     batch: tuple[PendingPrompt, ...]
     inbox: InboxView
     turns: int
+    next_position: int
     deadline_at: datetime
     end_user_id: str | None = None
 
@@ -153,7 +154,7 @@ class RequeueRun(Struct, frozen=True, kw_only=True):
 class Step(Struct, frozen=True, kw_only=True):
     """One commit: all of it or nothing.
 
-    `turns` is the run's new count. `withdrawn` are prompts that were bound to the run and will not run.
+    `turns` is the run's new count of finished requests. `withdrawn` are prompts that will not run.
     """
 
     events: tuple[Event, ...] = ()
@@ -220,8 +221,12 @@ class Inbox(Protocol):
         """Returns when somebody has asked to stop the run."""
         ...
 
-    async def may_start(self) -> None:
-        """Returns when the hold is known to be good for starting a tool or a request. Raises: HoldLost."""
+    async def may_start(self) -> bool:
+        """True when a tool or a request may be started; waits while the lease is in doubt.
+
+        False: this process is going away, and the run is to be handed over at once.
+        Raises: HoldLost.
+        """
         ...
 
 

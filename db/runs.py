@@ -3,6 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 from typing import Literal
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -92,7 +93,7 @@ class PromptOutcome(Struct, frozen=True, kw_only=True):
     run_id: str | None
 
 
-RunPosition = tuple[datetime, str]
+RunPosition = tuple[datetime, UUID]
 """A place in a session's list of runs: `queued_at` and id of the last one that was read."""
 
 _SELECT = """
@@ -119,12 +120,12 @@ async def get_run(tx: Transaction, run_id: str) -> Run:
 async def list_runs(
     tx: Transaction,
     *,
-    session_id: str,
+    session: UUID,
     limit: int,
     order: Literal["asc", "desc"] = "desc",
     after: RunPosition | None = None,
 ) -> list[Run]:
-    """At most `limit` runs of the session by the time they were queued. An unknown session has none."""
+    """At most `limit` runs of the session by the time they were queued."""
     direction, follows = ("ASC", ">") if order == "asc" else ("DESC", "<")
     moment, last = after if after is not None else (None, None)
     rows = await tx.fetch(
@@ -132,9 +133,9 @@ async def list_runs(
         f" AND ($3::timestamptz IS NULL OR (r.queued_at, r.id) {follows} ($3, $4::uuid))"
         f" ORDER BY r.queued_at {direction}, r.id {direction} LIMIT $5",
         tx.tenant_id,
-        parse_id("sess", session_id),
+        session,
         moment,
-        None if last is None else parse_id("run", last),
+        last,
         limit,
     )
     return [_run(row) for row in rows]

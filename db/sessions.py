@@ -82,7 +82,7 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
     created_lte: datetime | None = None
 
 
-Position = tuple[datetime, str]
+Position = tuple[datetime, UUID]
 """A place in the list of sessions: `created_at` and id of the last one that was read."""
 
 # The last status event tells a run that was re-queued from one whose wait for the client has ended.
@@ -196,7 +196,7 @@ async def list_sessions(
     values.insert(0, tx.tenant_id)
     direction, follows = ("ASC", ">") if order == "asc" else ("DESC", "<")
     if after is not None:
-        values += [after[0], parse_id("sess", after[1])]
+        values += after
         conditions.append(f"(s.created_at, s.id) {follows} (${len(values) - 1}, ${len(values)})")
     values.append(limit)
     rows = await tx.fetch(

@@ -25,7 +25,7 @@ async def load_snapshot(tx: Transaction, *, session_id: str, run_id: str) -> Sna
     row = await tx.fetchrow(
         """
         SELECT agent_versions.config, sessions.agent_overrides, sessions.end_user_id, runs.turns,
-            runs.deadline_at
+            runs.deadline_at, sessions.last_position
         FROM runs JOIN sessions ON sessions.id = runs.session_id
         JOIN agent_versions ON agent_versions.agent_id = sessions.agent_id
             AND agent_versions.version = sessions.agent_version
@@ -44,6 +44,7 @@ async def load_snapshot(tx: Transaction, *, session_id: str, run_id: str) -> Sna
         batch=await load_batch(tx, session, run),
         inbox=inbox,
         turns=row["turns"],
+        next_position=row["last_position"] + 1,
         deadline_at=row["deadline_at"]
         or await tx.fetchval(
             """

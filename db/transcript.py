@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from agents.events import Delivery, UserContent
+from agents.log import LoggedEvent
 from db.engine import Record, Transaction
 from db.errors import NotFound
 from db.ids import parse_id, public, public_or_none
@@ -148,6 +149,28 @@ async def get_prompt(tx: Transaction, *, session: UUID, prompt_id: str) -> Promp
     if row is None:
         raise NotFound("prompt", prompt_id)
     return _prompt(row)
+
+
+async def get_events(tx: Transaction, *, session: UUID, seqs: Iterable[int]) -> list[LoggedEvent]:
+    """The session's events with these numbers, in the order of `seqs`. Raises: NotFound, when one is gone."""
+    wanted = list(seqs)
+    rows = await tx.fetch(
+        "SELECT seq, id, type, body FROM events"
+        " WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::int8[])",
+        tx.tenant_id,
+        session,
+        wanted,
+    )
+    by_seq = {
+        row["seq"]: LoggedEvent(
+            seq=row["seq"], id=public("evt", row["id"]), type=row["type"], body=bytes(row["body"])
+        )
+        for row in rows
+    }
+    for seq in wanted:
+        if seq not in by_seq:
+            raise NotFound("event", str(seq))
+    return [by_seq[seq] for seq in wanted]
 
 
 async def require_files(tx: Transaction, file_ids: Iterable[str]) -> None:

@@ -1,0 +1,67 @@
+"""The agent loop: where a run stands follows from its transcript and its calls, and decides what comes next.
+
+Going on after a crash is the same code as going on: the snapshot is all there is.
+"""
+
+from agents.errors import HandOver, Stopped
+from agents.events import StopReason
+from agents.progress import Progress
+from agents.requests import ImageLoader, ModelRequests, Target
+from agents.stop_watch import StopWatch
+from agents.tool_calls import ToolCalls
+from agents.toolbox import Toolbox
+from agents.types import Clock, Inbox, Sink, Snapshot
+from providers.retry import RetryPolicy
+from tools.registry import ToolRegistry
+
+
+async def run_agent(
+    snapshot: Snapshot,
+    *,
+    target: Target,
+    tools: ToolRegistry,
+    sink: Sink,
+    inbox: Inbox,
+    clock: Clock,
+    load_image: ImageLoader,
+    retry: RetryPolicy,
+) -> None:
+    """Works on a run until it is closed or waits for the client.
+
+    Safe to call again with a newer snapshot after any interruption: finished calls are never repeated.
+    Raises: HoldLost (write nothing more), HandOver (give the run back to the queue).
+    """
+    progress = Progress(snapshot, sink=sink, inbox=inbox, clock=clock)
+    async with StopWatch(inbox=inbox, clock=clock, deadline_at=snapshot.deadline_at) as stop:
+        toolbox = Toolbox(snapshot.agent, tools)
+        calls = ToolCalls(progress=progress, toolbox=toolbox, stop=stop)
+        requests = ModelRequests(
+            progress=progress,
+            stop=stop,
+            target=target,
+            toolbox=toolbox,
+            calls=calls,
+            retry=retry,
+            load_image=load_image,
+        )
+        try:
+            while not progress.has_left:
+                await _take_turn(progress, requests, calls)
+        except Stopped:
+            await progress.look()
+            await progress.close(progress.stop_reason(stop.cause))
+
+
+async def _take_turn(progress: Progress, requests: ModelRequests, calls: ToolCalls) -> None:
+    """One decision: settle the open calls, ask the model, or close."""
+    if progress.calls:
+        await calls.settle()
+    elif not progress.expects_answer:
+        await progress.close(StopReason(type="end_turn"))
+    elif progress.turns >= progress.agent.max_turns:
+        text = f"The run made {progress.turns} model requests, its limit."
+        await progress.close(StopReason(type="max_turns", message=text))
+    elif not await progress.may_start():
+        raise HandOver
+    else:
+        await requests.next_message()
