@@ -2,15 +2,16 @@
 
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import cast
 
 from msgspec.structs import replace
 
 from agents.drafts import Draft
 from agents.errors import Stopped
-from agents.events import AgentCustomToolUse, AgentToolUse, PromptApplied, StopReason
+from agents.events import AgentCustomToolUse, AgentToolUse, CloseType, PromptApplied, StopReason
 from agents.exchange import Exchange, add_error, add_prose, is_cut, keep_partial_text, user_text
 from agents.progress import Progress
 from agents.stop_watch import StopWatch
@@ -18,7 +19,7 @@ from agents.tool_calls import ToolCalls
 from agents.toolbox import Toolbox
 from agents.transcript import repaired
 from agents.types import InboxView, PreviewDelta, PreviewStart, Pricer, ToolCall
-from providers.errors import ProviderError, RequestRejected, StreamTruncated
+from providers.errors import ProviderError, StreamTruncated
 from providers.retry import RetryPolicy
 from providers.types import (
     Base64Source,
@@ -29,6 +30,7 @@ from providers.types import (
     MessageEnd,
     MessageStart,
     Provider,
+    ProviderEvent,
     ProviderRequest,
     Stop,
     TextBlock,
@@ -75,7 +77,6 @@ class ModelRequests:
         self._calls = calls
         self._retry = retry
         self._load_image = load_image
-        self._random = random.Random()
         self._fruitless_turns = 0
         self._cut_turns = 0
 
@@ -84,13 +85,17 @@ class ModelRequests:
 
         Raises: HoldLost, Stopped (after the partial text has been kept and the run has been closed).
         """
+        if self._toolbox.specs() and not self._target.provider.capabilities(self._target.model).tools:
+            text = f"The model {self._target.model} cannot call tools, but the agent has some."
+            await self._progress.close(StopReason(type="error", code="model_without_tools", message=text))
+            return
         attempt = 1
         while True:
             exchange = await self._open(attempt)
             try:
                 await self._stop.guard(self._stream(exchange))
             except ProviderError as error:
-                delay_s = self._retry.delay_s(error, attempt, self._random)
+                delay_s = self._retry.delay_s(error, attempt, random.random)
                 if delay_s is None:
                     await self._give_up(exchange, error)
                     return
@@ -134,15 +139,12 @@ class ModelRequests:
     async def _stream(self, exchange: Exchange) -> None:
         """Raises: ProviderError."""
         provider, sink = self._target.provider, self._progress.sink
-        if self._toolbox.specs() and not provider.capabilities(self._target.model).tools:
-            raise RequestRejected(
-                f"The model {self._target.model} cannot call tools, but the agent has some."
-            )
         request = await self._request()
         sink.preview(PreviewStart(event_id=exchange.id, kind="model.status"))
         sink.preview(_status(exchange, "requested"))
         exchange.left()
-        async with aclosing(provider.stream(request)) as events:
+        stream = cast("AsyncGenerator[ProviderEvent, None]", provider.stream(request))
+        async with aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, MessageStart):
                     sink.preview(_status(exchange, "connected"))
@@ -195,7 +197,7 @@ class ModelRequests:
 
     async def _give_up(self, exchange: Exchange, error: ProviderError) -> None:
         _log.error("provider request failed for good: %s", error.message, extra={"code": error.code})
-        kind = "retries_exhausted" if error.is_retryable else "error"
+        kind: CloseType = "retries_exhausted" if error.is_retryable else "error"
 
         def write(draft: Draft) -> None:
             keep_partial_text(draft, exchange)

@@ -71,13 +71,11 @@ class ToolCalls:
 
     async def _resume(self) -> None:
         """Deals with calls that an earlier hold began: idempotent ones start over, others are lost."""
-        begun = [
-            call for call in self._progress.calls if call.state == "running" and call.id not in self._owned
-        ]
+        calls = list(self._progress.calls)
+        begun = [call for call in calls if call.state == "running" and call.id not in self._owned]
         if not begun:
             return
         draft = self._progress.draft()
-        calls = list(self._progress.calls)
         for call in begun:
             again = replace(call, state="pending") if call.idempotent else lost_call(call)
             calls[calls.index(call)] = again
