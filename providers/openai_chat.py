@@ -1,6 +1,6 @@
 """The adapter for the Chat Completions API and the many servers that speak it."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -73,7 +73,7 @@ class OpenAIChat:
     def capabilities(self, model: str) -> Capabilities:
         return model_family(model).capabilities
 
-    async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderEvent]:
+    async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderEvent, None]:
         names = ToolNames(spec.name for spec in request.tools)
         body = chat_body(request, self._endpoint, names, self.api)
         reading = _Reading(request.model, self._endpoint, names)

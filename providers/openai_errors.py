@@ -77,13 +77,15 @@ def stream_error(error: Any, *, request_id: str | None, secrets: tuple[str, ...]
 
 
 def _stream_status(codes: list[str]) -> int | None:
+    """A name says more than a number: OpenRouter gives 502 for an upstream that is overloaded."""
+    named = next((_STATUS_OF_CODE[code] for code in codes if code in _STATUS_OF_CODE), None)
+    if named is not None:
+        return named
     for code in codes:
-        if code in _STATUS_OF_CODE:
-            return _STATUS_OF_CODE[code]
-        if code.isascii() and code.isdecimal() and 400 <= int(code[:4]) <= 599:
-            return int(code)
         if code.startswith(_REJECTED_PREFIXES):
             return 400
+        if code.isascii() and code.isdecimal() and len(code) == 3 and code[0] in "45":
+            return int(code)
     return None
 
 

@@ -1,9 +1,9 @@
 """The adapter for the OpenAI Responses API."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
-from providers.errors import ProviderError, StreamTruncated
+from providers.errors import BadPayload, ProviderError, StreamTruncated
 from providers.openai_models import model_family
 from providers.openai_responses_items import OutputItems
 from providers.openai_responses_request import responses_body
@@ -58,7 +58,7 @@ class OpenAIResponses:
     def capabilities(self, model: str) -> Capabilities:
         return model_family(model).capabilities
 
-    async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderEvent]:
+    async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderEvent, None]:
         names = ToolNames(spec.name for spec in request.tools)
         body = responses_body(request, names, api=self.api, reasoning_summary=self._reasoning_summary)
         async with self._transport.exchange("/responses", body) as exchange:
@@ -115,13 +115,13 @@ class _Reading:
     def read_whole(self, exchange: Exchange) -> Iterator[ProviderEvent]:
         """The events of an answer that came as one document.
 
-        Raises: StreamTruncated, BadPayload; the error that the document reports.
+        Raises: StreamTruncated, when nothing came; BadPayload; the error that the document reports.
         """
         response = exchange.whole_answer()
         kind = f"response.{response.get('status')}"
         yield from self.read({"type": kind, "response": response}, Frame(kind, b""))
         if not self.has_ended:
-            raise StreamTruncated("the answer is neither a stream nor a finished response")
+            raise BadPayload("the answer is neither a stream nor a finished response")
 
     def _start(self, response: JsonObject) -> Iterator[ProviderEvent]:
         if not self._has_started:

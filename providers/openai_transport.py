@@ -176,9 +176,11 @@ class OpenAITransport:
 
         Raises: ProviderError.
         """
+        content = _encode(body)
+        client = await self._connected()
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._first_event_timeout_s
-        response = await self._send(path, _encode(body), deadline)
+        response = await self._send(client, path, content, deadline)
         exchange = Exchange(
             response,
             first_wait_s=max(deadline - clock(), 0.0),
@@ -194,8 +196,9 @@ class OpenAITransport:
         finally:
             await exchange.aclose()
 
-    async def _send(self, path: str, content: bytes, deadline: float) -> "httpx2.Response":
-        client = await self._connected()
+    async def _send(
+        self, client: "AsyncOpenAI", path: str, content: bytes, deadline: float
+    ) -> "httpx2.Response":
         import httpx2
         from openai import APIConnectionError, APIStatusError, AsyncStream, OpenAIError
 
