@@ -1,5 +1,5 @@
 # One image for api, worker and migrate; the command chooses.
-FROM python:3.13-slim-bookworm AS build
+FROM python:3.12-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/armillary
 COPY requirements.lock /src/
@@ -8,7 +8,7 @@ COPY . /src/
 RUN /opt/armillary/bin/pip install --no-deps --no-build-isolation /src \
     && /opt/armillary/bin/python -m compileall -q /opt/armillary/lib
 
-FROM python:3.13-slim-bookworm
+FROM python:3.12-slim-bookworm
 # A fixed number, so that orchestrators can tell that it is not root.
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin armillary \
     && install -d -o armillary -g armillary -m 0700 /var/lib/armillary
