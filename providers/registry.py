@@ -1,0 +1,191 @@
+"""From the name of a model to the provider that speaks to it."""
+
+import re
+import threading
+from datetime import datetime
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from providers.catalogue import ModelEntry, find_vendor_of, list_models
+from providers.errors import UnknownModel
+from providers.pricing import ModelPrice, Price, load_price_list, price
+from providers.rotation import KeyRotation
+from providers.types import Capabilities, Provider, Usage
+from providers.vendors import VENDORS, Vendor
+
+_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,200}")
+
+
+class VendorSettings(Struct, frozen=True, kw_only=True):
+    """Access to one vendor: keys to rotate over, and where its API is (None: the vendor's own address)."""
+
+    api_keys: tuple[str, ...] = ()
+    base_url: str | None = None
+
+    def __repr__(self) -> str:
+        return f"VendorSettings({len(self.api_keys)} keys)"
+
+
+class ProviderSettings(Struct, frozen=True, kw_only=True):
+    """Plain data, by the names of `providers.vendors` (`openai-chat`, with a hyphen).
+
+    `prices` and `capabilities` win over the tables, by `vendor:model` (prices also by the model alone).
+    """
+
+    vendors: dict[str, VendorSettings] = {}
+    prices: dict[str, ModelPrice] = {}
+    capabilities: dict[str, Capabilities] = {}
+    first_event_timeout_s: float = 120.0
+    idle_timeout_s: float = 120.0
+
+
+class ResolvedModel(NamedTuple):
+    """`model` is the vendor's own name of it; `vendor:model` names it for us."""
+
+    vendor: str
+    api: str
+    model: str
+    provider: Provider
+    capabilities: Capabilities
+
+    @property
+    def name(self) -> str:
+        return f"{self.vendor}:{self.model}"
+
+
+class Registry:
+    """All providers of a process, each made when it is first needed and shared by all requests.
+
+    Making one imports the vendor's SDK, which takes seconds: `preload` in a thread comes before.
+    """
+
+    def __init__(self, settings: ProviderSettings) -> None:
+        self._settings = settings
+        self._providers: dict[str, Provider] = {}
+        self._lock = threading.Lock()  # `preload` runs beside the event loop
+
+    def check_model(self, name: str) -> str:
+        """`vendor:model` for a name that can be resolved. Imports no SDK and does no I/O.
+
+        Raises: UnknownModel with a text that says what to write or which setting to set.
+        """
+        vendor, model = self._find(name)
+        return f"{vendor.name}:{model}"
+
+    def resolve(self, name: str) -> ResolvedModel:
+        """The provider of a model given as `vendor:model`, or by a bare name that the catalogue has.
+
+        Raises: UnknownModel, as `check_model`.
+        """
+        vendor, model = self._find(name)
+        provider = self._provider(vendor)
+        capabilities = self._settings.capabilities.get(f"{vendor.name}:{model}")
+        return ResolvedModel(
+            vendor=vendor.name,
+            api=provider.api,
+            model=model,
+            provider=provider,
+            capabilities=capabilities or provider.capabilities(model),
+        )
+
+    def price(self, vendor: str, model: str, usage: Usage, at: datetime) -> Price:
+        """The cost of a request, with the prices of the settings.
+
+        The price list knows only the vendors' own addresses: a name that is sent elsewhere is another model.
+        """
+        if vendor == "openai-chat" and self._access(VENDORS[vendor]).base_url is not None:
+            vendor_of_list = "custom"
+        else:
+            vendor_of_list = vendor
+        override = self._settings.prices.get(f"{vendor}:{model}", self._settings.prices.get(model))
+        return price(vendor_of_list, model, usage, at, overrides={model: override} if override else {})
+
+    def models(self, at: datetime) -> tuple[ModelEntry, ...]:
+        """The catalogue, with what is configured here. Loads the price list: the first call takes a while."""
+        configured = {vendor.name for vendor in VENDORS.values() if self._problem(vendor) is None}
+        return list_models(
+            at, configured=configured, prices=self._settings.prices, capabilities=self._settings.capabilities
+        )
+
+    def preload(self) -> None:
+        """Makes every provider that is configured and loads the price list. Blocks: call it in a thread."""
+        for vendor in VENDORS.values():
+            if self._problem(vendor) is None:
+                self._provider(vendor)
+        load_price_list()
+
+    async def aclose(self) -> None:
+        """Closes all providers. Safe to call twice."""
+        with self._lock:
+            providers, self._providers = list(self._providers.values()), {}
+        for provider in providers:
+            await provider.aclose()
+
+    def _find(self, name: str) -> tuple[Vendor, str]:
+        head, colon, model = name.partition(":")
+        if not colon:
+            found = find_vendor_of(name)
+            if found is None:
+                raise UnknownModel(
+                    f"unknown model {name[:200]!r}: write `vendor:model`, such as "
+                    f"`anthropic:{name[:80] or 'NAME'}`, with a vendor of {', '.join(VENDORS)}"
+                )
+            head, model = found, name
+        vendor = VENDORS.get(head)
+        if vendor is None:
+            raise UnknownModel(
+                f"unknown vendor {head[:80]!r} in model {name[:200]!r}: write `vendor:model` "
+                f"with a vendor of {', '.join(VENDORS)}"
+            )
+        if not _NAME.fullmatch(model):
+            raise UnknownModel(f"model {name[:200]!r} has no proper name behind `{head}:`")
+        problem = self._problem(vendor)
+        if problem is not None:
+            raise UnknownModel(f"model {name[:200]!r} cannot be used: {problem}")
+        return vendor, model
+
+    def _access(self, vendor: Vendor) -> VendorSettings:
+        own = self._settings.vendors.get(vendor.name, VendorSettings())
+        if vendor.shares_keys_of and not own.api_keys and own.base_url is None:
+            return self._settings.vendors.get(vendor.shares_keys_of, own)
+        return own
+
+    def _problem(self, vendor: Vendor) -> str | None:
+        """Why a vendor cannot be used here, or None."""
+        access = self._access(vendor)
+        if vendor.make is None:
+            return f"the provider `{vendor.name}` is not available yet"
+        if vendor.needs_base_url and access.base_url is None:
+            return f"{vendor.title} has no address; set {vendor.base_url_setting}"
+        if vendor.name == "rehearsal" or access.api_keys:
+            return None
+        if not vendor.needs_key and access.base_url is not None:
+            return None
+        shared = VENDORS[vendor.shares_keys_of] if vendor.shares_keys_of else None
+        names = [vendor.key_setting, vendor.fallback_env, shared.key_setting if shared else None]
+        settings = " or ".join(name for name in names if name)
+        return f"{vendor.title} has no key; set {settings}" + (
+            "" if vendor.needs_key else f", or {vendor.base_url_setting} for a server that needs none"
+        )
+
+    def _provider(self, vendor: Vendor) -> Provider:
+        with self._lock:
+            if vendor.name not in self._providers:
+                self._providers[vendor.name] = self._make(vendor)
+            return self._providers[vendor.name]
+
+    def _make(self, vendor: Vendor) -> Provider:
+        if vendor.make is None:
+            raise UnknownModel(f"the provider `{vendor.name}` is not available yet")
+        access = self._access(vendor)
+        providers = [
+            vendor.make(
+                api_key=key,
+                base_url=access.base_url or vendor.default_base_url,
+                first_event_timeout_s=self._settings.first_event_timeout_s,
+                idle_timeout_s=self._settings.idle_timeout_s,
+            )
+            for key in access.api_keys or ("",)
+        ]
+        return providers[0] if len(providers) == 1 else KeyRotation(providers)
