@@ -7,6 +7,7 @@ from typing import NamedTuple
 from providers.errors import RequestRejected
 from providers.types import (
     Base64Source,
+    Block,
     FileSource,
     ImageBlock,
     Message,
@@ -56,7 +57,7 @@ def text_of(message: Message) -> str:
 
 
 def texts_and_images(
-    blocks: tuple[object, ...],
+    blocks: tuple[Block, ...],
 ) -> Iterator[TextBlock | ImageBlock]:
     """The blocks that can be shown to the model as input; blank text is left out."""
     for block in blocks:

@@ -306,6 +306,15 @@ async def test_a_connection_that_breaks_after_the_reason_does_not_spoil_the_answ
     assert end_of(events).stop is Stop.END_TURN
 
 
+async def test_a_server_that_never_closes_after_the_reason_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("providers.openai_chat.AFTER_FINISH_S", 0.05)
+    events, _, failure = await play(Answer(chunks=[sse(content("a"), chunk(None, "stop"))], end="hang"))
+    assert failure is None
+    assert end_of(events).stop is Stop.END_TURN
+
+
 async def test_the_output_limit_ends_only_whole_calls() -> None:
     """P-06."""
     events = await events_of(
@@ -745,6 +754,19 @@ async def test_tool_choice_is_sent_where_it_is_not_the_default(
     assert {key: body[key] for key in ("tool_choice", "parallel_tool_calls") if key in body} == fields
 
 
+async def test_nothing_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project")
+    async with ModelServer() as server:
+        server.enqueue(Answer(chunks=[sse(content("a"), chunk(None, "stop"), DONE)]))
+        provider = OpenAIChat(api_key="", base_url=server.base_url)
+        assert text_of([event async for event in provider.stream(request())]) == "a"
+        await provider.aclose()
+        headers = server.requests[0].headers
+    assert not {"openai-organization", "openai-project"} & headers.keys()
+    assert headers["authorization"] == "Bearer none", "a server without keys is asked without one"
+
+
 async def test_extra_body_is_merged_last() -> None:
     body = await sent_for(request(extra_body={"temperature": 0.5, "stream_options": None}))
     assert (body["temperature"], body["stream_options"]) == (0.5, None)
@@ -849,6 +871,8 @@ def test_capabilities_come_from_the_table_and_unknown_models_have_no_limits() ->
     assert (known.context_window_tokens, known.max_output_tokens) == (1_050_000, 128_000)
     assert known.thinking
     assert known.images
+    assert provider.capabilities("ft:gpt-4.1-mini:us::1").max_output_tokens == 32_768
+    assert provider.capabilities("openai/gpt-4.1:online").max_output_tokens == 32_768
     unknown = provider.capabilities("llama-9-tiny")
     assert (unknown.context_window_tokens, unknown.thinking, unknown.tools) == (None, False, True)
     assert json.dumps(unknown.safe_usage_ratio) == "0.5"
