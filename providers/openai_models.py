@@ -172,6 +172,6 @@ _COMPILED = tuple((re.compile(family.pattern), family) for family in FAMILIES)
 
 
 def model_family(model: str) -> ModelFamily:
-    """The row of `model`. A path in front of the name and tags behind it, as proxies have them, are ignored."""
+    """The row of `model`. Paths before the name and tags behind it, as proxies have them, are ignored."""
     name = model.rpartition("/")[2].removeprefix("ft:").partition(":")[0].lower()
     return next((family for pattern, family in _COMPILED if pattern.fullmatch(name)), _UNKNOWN)
