@@ -5,16 +5,15 @@ from contextlib import asynccontextmanager
 
 from litestar import Litestar
 from litestar.datastructures import State
-from litestar.di import Provide
 from litestar.types import LifeSpanReceive, LifeSpanScope, LifeSpanSend, Receive, Scope, Send
 from prometheus_client import CollectorRegistry
 
 from app.access_log import AccessLog, RequestMetrics
-from app.auth import authenticate, current_principal
+from app.auth import authenticate
 from app.errors import to_problem
 from app.http_json import ApiRequest
-from app.pagination import page_query
-from app.resources import current_resources, open_resources
+from app.injection import DEPENDENCIES
+from app.resources import open_resources
 from app.routes import ROUTES
 from app.settings import Settings
 
@@ -48,11 +47,7 @@ def create_app(settings: Settings) -> Litestar:
         ROUTES,
         lifespan=[lifespan],
         guards=[authenticate],
-        dependencies={
-            "principal": Provide(current_principal, sync_to_thread=False),
-            "resources": Provide(current_resources, sync_to_thread=False),
-            "page_query": Provide(page_query, sync_to_thread=False),
-        },
+        dependencies=DEPENDENCIES,
         request_class=ApiRequest,
         request_max_body_size=settings.request_body_limit_bytes,
         exception_handlers={Exception: to_problem},

@@ -1,16 +1,22 @@
 """What one process holds open, opened in order and closed in the reverse order."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 from litestar import Request
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
-from app.settings import Settings
+from app.settings import Settings, Vendor
+from app.streaming.publisher import Publisher
 from db.engine import Database
+from providers.pricing import ModelPrice
+from providers.registry import ProviderSettings, Registry, VendorSettings
+from tools.builtin import builtin_registry
+from tools.registry import ToolRegistry
 
 REDIS_TIMEOUT_S = 2.0
 
@@ -22,6 +28,9 @@ class Resources:
     settings: Settings
     database: Database
     redis: Redis
+    publisher: Publisher
+    providers: Registry
+    tools: ToolRegistry
     metrics: CollectorRegistry
 
 
@@ -38,21 +47,47 @@ def open_redis(settings: Settings) -> Redis:
     return client
 
 
+def provider_settings(settings: Settings) -> ProviderSettings:
+    """What the providers need to know, for api and worker alike."""
+    return ProviderSettings(
+        vendors={
+            vendor.replace("_", "-"): VendorSettings(
+                api_keys=settings.api_keys(vendor), base_url=settings.base_url(vendor)
+            )
+            for vendor in get_args(Vendor)
+        },
+        prices={
+            name: ModelPrice(**msgspec.structs.asdict(price))
+            for name, price in settings.price_overrides.items()
+        },
+    )
+
+
 @asynccontextmanager
 async def open_resources(settings: Settings, metrics: CollectorRegistry) -> AsyncIterator[Resources]:
     """Everything an api process needs; all of it is closed at the end of the block."""
     assert settings.database_url is not None
-    database = Database.open(
-        settings.database_url, pooler=settings.database_pooler, pool_size=settings.database_pool_size
-    )
-    try:
+    assert settings.redis_url is not None
+    async with AsyncExitStack() as stack:
+        database = Database.open(
+            settings.database_url, pooler=settings.database_pooler, pool_size=settings.database_pool_size
+        )
+        stack.push_async_callback(database.close)
         redis = open_redis(settings)
-        try:
-            yield Resources(settings=settings, database=database, redis=redis, metrics=metrics)
-        finally:
-            await redis.aclose()
-    finally:
-        await database.close()
+        stack.push_async_callback(redis.aclose)
+        publisher = Publisher.open(settings.redis_url)
+        stack.push_async_callback(publisher.aclose)
+        providers = Registry(provider_settings(settings))
+        stack.push_async_callback(providers.aclose)
+        yield Resources(
+            settings=settings,
+            database=database,
+            redis=redis,
+            publisher=publisher,
+            providers=providers,
+            tools=builtin_registry(),
+            metrics=metrics,
+        )
 
 
 def current_resources(request: Request[Any, Any, Any]) -> Resources:

@@ -1,0 +1,350 @@
+"""`/v1/agents`: stored, versioned configurations."""
+
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
+from uuid import UUID
+
+import msgspec
+from litestar import get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody, QueryParameter
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from agents.config import AgentConfig, AgentTool, ModelChoice, Name
+from app.auth import Principal
+from app.errors import InvalidField
+from app.http_json import ApiRequest, invalid_field
+from app.idempotency import once
+from app.pagination import IncludeArchived, Page, PageQuery, make_page
+from app.resources import Resources
+from app.routes.agent_inputs import (
+    MAX_METADATA,
+    MetadataKey,
+    MetadataValue,
+    ModelParam,
+    ToolParams,
+    Unsupported,
+    refuse_unsupported,
+    to_model,
+    to_tools,
+)
+from db import agents
+from db.agents import Agent
+from db.ids import parse_id, public
+from providers.think_effort import nearest
+from providers.types import JsonObject
+
+Description = Annotated[str, Meta(max_length=4096)]
+System = Annotated[str, Meta(max_length=1_000_000, description="The system prompt.")]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)]
+MetadataPatch = Annotated[dict[MetadataKey, MetadataValue | None], Meta(max_length=2 * MAX_METADATA)]
+MaxTurns = Annotated[int, Meta(ge=1, le=1000, description="Model requests of one run at most; default 20.")]
+TimeLimit = Annotated[float, Meta(gt=0, le=86_400, description="Working time of one run; default 3600.")]
+MaxOutput = Annotated[int, Meta(ge=1, le=1_000_000, description="Tokens of one answer at most.")]
+Execution = Literal["parallel", "sequential"]
+VersionQuery = Annotated[
+    int | None, QueryParameter(name="version", ge=1, le=2**31 - 1, description="Default: the newest.")
+]
+
+
+class AgentCreate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A new agent. `model` may be left out where the server has a default."""
+
+    name: Name
+    model: str | ModelParam | UnsetType = UNSET
+    description: Description | None = None
+    system: System | None = None
+    tools: ToolParams | None = None
+    metadata: Metadata | None = None
+    max_turns: MaxTurns | None = None
+    time_limit_s: TimeLimit | None = None
+    max_output_tokens: MaxOutput | None = None
+    tool_execution: Execution | None = None
+    extra_body: JsonObject | None = None
+    skills: Unsupported = None
+    mcp_servers: Unsupported = None
+    multiagent: Unsupported = None
+    execution_identity: Unsupported = None
+
+
+class AgentUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What changes. Lists are replaced, `metadata` is patched (null removes a key), null clears a field."""
+
+    version: (
+        Annotated[int, Meta(ge=1, description="Refused when the agent is at another version.")] | None
+    ) = None
+    name: Name | UnsetType = UNSET
+    model: str | ModelParam | UnsetType = UNSET
+    description: Description | UnsetType | None = UNSET
+    system: System | UnsetType | None = UNSET
+    tools: ToolParams | UnsetType | None = UNSET
+    metadata: MetadataPatch | UnsetType | None = UNSET
+    max_turns: MaxTurns | UnsetType | None = UNSET
+    time_limit_s: TimeLimit | UnsetType | None = UNSET
+    max_output_tokens: MaxOutput | UnsetType | None = UNSET
+    tool_execution: Execution | UnsetType | None = UNSET
+    extra_body: JsonObject | UnsetType | None = UNSET
+    skills: Unsupported = None
+    mcp_servers: Unsupported = None
+    multiagent: Unsupported = None
+    execution_identity: Unsupported = None
+
+
+EffortLevel = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class EffortView(Struct, frozen=True, kw_only=True):
+    """The name that is nearest to `think_effort`."""
+
+    type: EffortLevel
+
+
+class ModelView(Struct, frozen=True, kw_only=True):
+    """`think_effort` is exact, 0 to 1; `effort` names it for clients of hosted agent APIs."""
+
+    id: str
+    effort: EffortView | None
+    think_effort: float | None
+    speed: Literal["standard", "fast"] | None
+
+
+class ServiceAccount(Struct, frozen=True, kw_only=True):
+    type: Literal["service_account"] = "service_account"
+
+
+class AgentView(Struct, frozen=True, kw_only=True):
+    """An agent in one of its versions. `updated_at` is when this version was made."""
+
+    id: str
+    type: Literal["agent"] = "agent"
+    version: int
+    name: str
+    description: str | None
+    model: ModelView
+    system: str | None
+    tools: tuple[AgentTool, ...]
+    skills: list[JsonObject]
+    mcp_servers: list[JsonObject]
+    metadata: JsonObject
+    multiagent: None = None
+    execution_identity: ServiceAccount
+    max_turns: int
+    time_limit_s: float
+    max_output_tokens: int | None
+    tool_execution: Execution
+    extra_body: JsonObject
+    created_at: datetime
+    updated_at: datetime
+    archived_at: datetime | None
+
+
+def view_model(model: ModelChoice) -> ModelView:
+    """A model as clients read it."""
+    return ModelView(
+        id=model.id, effort=_effort_view(model.effort), think_effort=model.effort, speed=model.speed
+    )
+
+
+def view_agent(agent: Agent) -> AgentView:
+    """An agent as clients read it."""
+    config = agent.config
+    return AgentView(
+        id=public("agent", agent.id),
+        version=agent.version,
+        name=config.name,
+        description=config.description,
+        model=view_model(config.model),
+        system=config.system,
+        tools=config.tools,
+        skills=[],
+        mcp_servers=[],
+        metadata=config.metadata,
+        execution_identity=ServiceAccount(),
+        max_turns=config.max_turns,
+        time_limit_s=config.time_limit_s,
+        max_output_tokens=config.max_output_tokens,
+        tool_execution=config.tool_execution,
+        extra_body=config.extra_body,
+        created_at=agent.created_at,
+        updated_at=agent.updated_at,
+        archived_at=agent.archived_at,
+    )
+
+
+@post("/v1/agents", tags=["Agents"])
+async def create_agent(
+    request: ApiRequest,
+    data: JSONBody[AgentCreate],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+) -> AgentView:
+    """Makes an agent, at version 1."""
+    config = _new_config(data, resources)
+    async with resources.database.transaction(principal.tenant_id) as tx:
+
+        async def make() -> JsonObject:
+            return {"agent_id": public("agent", await agents.create_agent(tx, config))}
+
+        made = await once(tx, request, make)
+        return view_agent(await agents.get_agent(tx, parse_id("agent", made["agent_id"]), version=1))
+
+
+@get("/v1/agents", tags=["Agents"])
+async def list_agents(
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+    page_query: NamedDependency[PageQuery],
+    include_archived: IncludeArchived = False,
+) -> Page[AgentView]:
+    """Lists agents in their newest versions, newest agent first."""
+    created = page_query.created
+    async with resources.database.transaction(principal.tenant_id) as tx:
+        found = await agents.list_agents(
+            tx,
+            limit=page_query.fetch,
+            before=page_query.before,
+            after_at=created.gt,
+            from_at=created.gte,
+            before_at=created.lt,
+            until_at=created.lte,
+            include_archived=include_archived,
+        )
+    return make_page(found, page_query, view_agent, lambda agent: (agent.created_at, agent.id))
+
+
+@get("/v1/agents/{agent_id:str}", tags=["Agents"])
+async def get_agent(
+    agent_id: FromPath[str],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+    version: VersionQuery = None,
+) -> AgentView:
+    """Reads an agent in one version."""
+    async with resources.database.transaction(principal.tenant_id) as tx:
+        return view_agent(await agents.get_agent(tx, parse_id("agent", agent_id), version=version))
+
+
+@post("/v1/agents/{agent_id:str}", tags=["Agents"], status_code=200)
+async def update_agent(
+    request: ApiRequest,
+    agent_id: FromPath[str],
+    data: JSONBody[AgentUpdate],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+) -> AgentView:
+    """Adds a version with the changes. Sessions that exist stay at theirs."""
+    uuid = parse_id("agent", agent_id)
+    change = partial(_changed, given=data, resources=resources)
+    async with resources.database.transaction(principal.tenant_id) as tx:
+
+        async def make() -> JsonObject:
+            return {"version": await agents.update_agent(tx, uuid, change, expected_version=data.version)}
+
+        made = await once(tx, request, make)
+        return view_agent(await agents.get_agent(tx, uuid, version=made["version"]))
+
+
+@get("/v1/agents/{agent_id:str}/versions", tags=["Agents"])
+async def list_versions(
+    agent_id: FromPath[str],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+    page_query: NamedDependency[PageQuery],
+) -> Page[AgentView]:
+    """Lists the versions of an agent, newest first."""
+    uuid = parse_id("agent", agent_id)
+    below = None if page_query.before is None else page_query.before[1].int
+    async with resources.database.transaction(principal.tenant_id) as tx:
+        found = await agents.list_versions(tx, uuid, limit=page_query.fetch, below=below)
+    # A cursor of this list holds the version where others hold an id.
+    return make_page(found, page_query, view_agent, lambda agent: (agent.updated_at, UUID(int=agent.version)))
+
+
+@post("/v1/agents/{agent_id:str}/archive", tags=["Agents"], status_code=200)
+async def archive_agent(
+    request: ApiRequest,
+    agent_id: FromPath[str],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+) -> AgentView:
+    """Takes an agent out of use: no more sessions of it, while those that exist go on."""
+    uuid = parse_id("agent", agent_id)
+    async with resources.database.transaction(principal.tenant_id) as tx:
+
+        async def make() -> JsonObject:
+            await agents.archive_agent(tx, uuid)
+            return {"agent_id": agent_id}
+
+        await once(tx, request, make)
+        return view_agent(await agents.get_agent(tx, uuid))
+
+
+ROUTES = [create_agent, list_agents, get_agent, update_agent, list_versions, archive_agent]
+
+
+def _new_config(given: AgentCreate, resources: Resources) -> AgentConfig:
+    """Raises: InvalidField, NotAvailable."""
+    _refuse(given)
+    model = resources.settings.default_model if given.model is UNSET else given.model
+    fields = _plain_fields(given) | {
+        "model": to_model(model, resources),
+        "tools": to_tools(given.tools, resources),
+        "metadata": given.metadata,
+    }
+    return _config({name: value for name, value in fields.items() if value not in (None, "", UNSET)})
+
+
+def _changed(config: AgentConfig, *, given: AgentUpdate, resources: Resources) -> AgentConfig:
+    """Raises: InvalidField, NotAvailable."""
+    _refuse(given)
+    fields = msgspec.structs.asdict(config) | _plain_fields(given)
+    if given.model is not UNSET:
+        fields["model"] = to_model(given.model, resources)
+    if given.tools is not UNSET:
+        fields["tools"] = to_tools(given.tools, resources)
+    if given.metadata is not UNSET:
+        patched = (config.metadata | given.metadata) if given.metadata is not None else {}
+        fields["metadata"] = {name: value for name, value in patched.items() if value is not None}
+    return _config({name: value for name, value in fields.items() if value not in (None, "")})
+
+
+def _plain_fields(given: AgentCreate | AgentUpdate) -> dict[str, Any]:
+    """The fields that are stored as they are sent; null and "" stand for their defaults."""
+    names = (
+        "name",
+        "description",
+        "system",
+        "max_turns",
+        "time_limit_s",
+        "max_output_tokens",
+        "tool_execution",
+        "extra_body",
+    )
+    return {name: value for name in names if (value := getattr(given, name)) is not UNSET}
+
+
+def _config(fields: dict[str, Any]) -> AgentConfig:
+    """The configuration of these fields; those left out have their defaults. Raises: InvalidField."""
+    if len(fields.get("metadata", {})) > MAX_METADATA:
+        raise InvalidField(f"metadata: more than {MAX_METADATA} entries.", field="metadata")
+    try:
+        return msgspec.convert(fields, AgentConfig)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from error
+
+
+def _refuse(given: AgentCreate | AgentUpdate) -> None:
+    identity = given.execution_identity
+    refuse_unsupported(
+        skills=given.skills,
+        mcp_servers=given.mcp_servers,
+        multiagent=given.multiagent,
+        execution_identity=None if identity == {"type": "service_account"} else identity,
+    )
+
+
+def _effort_view(effort: float | None) -> EffortView | None:
+    if not effort:
+        return None
+    return msgspec.convert({"type": nearest(effort, get_args(EffortLevel))}, EffortView)
