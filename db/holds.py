@@ -30,6 +30,7 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     hold: Hold
     commit_no: int
+    last_seq: int
     snapshot: Snapshot
     now: datetime
     tenant_id: UUID
@@ -122,8 +123,8 @@ WITH taken AS (
     RETURNING session_id
 )
 UPDATE sessions SET epoch = epoch + 1 FROM taken WHERE sessions.id = taken.session_id
-RETURNING sessions.id, sessions.tenant_id, sessions.agent_id, sessions.epoch, sessions.commit_no,
-    sessions.last_position, sessions.end_user_id, clock_timestamp() AS now
+RETURNING sessions.id, sessions.tenant_id, sessions.epoch, sessions.commit_no,
+    sessions.last_seq, clock_timestamp() AS now
 """
 
 
@@ -144,6 +145,7 @@ async def claim_run(tx: Transaction, *, worker_id: str) -> Claim | None:
     return Claim(
         hold=hold,
         commit_no=taken["commit_no"],
+        last_seq=taken["last_seq"],
         snapshot=await load_snapshot(tx, session_id=hold.session_id, run_id=hold.run_id),
         now=taken["now"],
         tenant_id=taken["tenant_id"],

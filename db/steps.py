@@ -49,6 +49,39 @@ async def store_step(tx: Transaction, fence: Fence, step: Step) -> tuple[LoggedE
     return number(step.events, after_seq=last_seq - len(step.events))
 
 
+async def find_stored(
+    tx: Transaction, fence: Fence, step: Step, *, after_seq: int
+) -> tuple[LoggedEvent, ...] | None:
+    """The step's events when an earlier try of it had succeeded though its answer was lost; else None.
+
+    `after_seq`: the last event that the writer knew of before that try.
+    """
+    row = await tx.fetchrow("SELECT epoch, commit_no FROM sessions WHERE id = $1", to_uuid(fence.session_id))
+    if row is None or fence.commit_no is None or row["commit_no"] != fence.commit_no + 1:
+        return None
+    rows = await tx.fetch(
+        "SELECT seq FROM events WHERE session_id = $1 AND seq > $2 AND id = ANY($3::uuid[]) ORDER BY seq",
+        to_uuid(fence.session_id),
+        after_seq,
+        [to_uuid(event.id) for event in step.events],
+    )
+    # Ids tell whose commit it was; a step without events is told by the epoch, which it cannot have raised.
+    if len(rows) != len(step.events) or (not rows and row["epoch"] != fence.epoch):
+        return None
+    return number(step.events, after_seq=rows[0]["seq"] - 1) if rows else ()
+
+
+async def still_holds(tx: Transaction, fence: Fence) -> bool:
+    """True when the fence is whole but for the inbox."""
+    found = await tx.fetchval(
+        "SELECT count(*) FROM sessions WHERE id = $1 AND epoch = $2 AND commit_no = $3",
+        to_uuid(fence.session_id),
+        fence.epoch,
+        fence.commit_no,
+    )
+    return bool(found)
+
+
 class _Parts:
     """Common table expressions with their values. `{}` in a part stands for its next value."""
 

@@ -3,6 +3,7 @@
 Promise 9 rests on this: no run stays running with nobody working on it for longer than a lease plus a sweep.
 """
 
+from typing import TypeGuard
 from uuid import UUID
 
 from msgspec import Struct
@@ -71,12 +72,30 @@ async def sweep_session(tx: Transaction, session_id: UUID) -> Swept | None:
 async def hand_over(tx: Transaction, *, session_id: UUID, epoch: int, worker_id: UUID) -> Swept | None:
     """Gives a worker's own run back to the queue, as at shutdown. It does not count as a takeover."""
     locked = await find_locked(tx, session_id)
-    if locked is None or locked.run_state != "running" or locked.run_worker_id != worker_id:
-        return None
-    if locked.epoch != epoch:
+    if not _is_held(locked, epoch, worker_id):
         return None
     work = await load_work(tx, locked)
     return await _store(tx, locked, work, requeue_step(work, locked.now, takeover=False))
+
+
+async def fail_run(
+    tx: Transaction, *, session_id: UUID, epoch: int, worker_id: UUID, stop: StopReason
+) -> Swept | None:
+    """Closes a worker's own run whose loop failed; None when the hold was lost before."""
+    locked = await find_locked(tx, session_id)
+    if not _is_held(locked, epoch, worker_id):
+        return None
+    work = await load_work(tx, locked)
+    return await _store(tx, locked, work, _forced_close(work, locked, stop))
+
+
+def _is_held(locked: LockedSession | None, epoch: int, worker_id: UUID) -> TypeGuard[LockedSession]:
+    return (
+        locked is not None
+        and locked.run_state == "running"
+        and locked.run_worker_id == worker_id
+        and locked.epoch == epoch
+    )
 
 
 async def forget_workers(tx: Transaction) -> None:

@@ -1,0 +1,150 @@
+"""The arq queue: a job is only a wake-up, so losing all of them loses nothing.
+
+Which run is next is asked of Postgres when a worker is woken. arq sees to it that one worker is woken for
+each queued run, and not all of them; a message on the wake channel spares it its poll.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+from arq.connections import ArqRedis
+from arq.constants import in_progress_key_prefix
+from arq.worker import Worker, func
+from redis.asyncio import BlockingConnectionPool
+from redis.exceptions import RedisError
+
+from app.streaming import keys
+
+QUEUE_NAME = "armillary:queue"
+JOB_NAME = "take_run"
+ANSWER_S = 1.0  # how long an answer of Redis is waited for
+PAUSE_S = 1.0  # after a failure nothing is queued for so long; sweepers find the runs
+JOB_TIMEOUT_S = 60
+MAX_JOBS = 8  # wake-ups handled at once; each takes milliseconds
+READ_LIMIT = 2000  # above what any fleet has in flight, or arq would not see the jobs behind
+CONNECTIONS = 16
+
+_log = logging.getLogger(__name__)
+
+
+def connect_queue(redis_url: str) -> ArqRedis:
+    """arq's client. It connects when first used, and speaks JSON."""
+    pool = BlockingConnectionPool.from_url(
+        redis_url,
+        max_connections=CONNECTIONS,
+        timeout=ANSWER_S,
+        socket_timeout=ANSWER_S * 5,
+        socket_connect_timeout=ANSWER_S,
+    )
+    return ArqRedis(
+        pool,
+        job_serializer=msgspec.json.encode,
+        job_deserializer=msgspec.json.decode,
+        default_queue_name=QUEUE_NAME,
+    )
+
+
+class WakeUps:
+    """Wakes one worker for each run that was queued. Best effort and bounded in time."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis = connect_queue(redis_url)
+        self._paused_until_s = 0.0
+
+    async def wake(self) -> None:
+        """Call it after the commit that queued a run. Never fails; a lost call costs a second at most."""
+        if time.monotonic() < self._paused_until_s:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._redis.enqueue_job(JOB_NAME)
+                await self._redis.publish(keys.WAKE_CHANNEL, b"")
+        except (RedisError, OSError, TimeoutError) as error:
+            self._paused_until_s = time.monotonic() + PAUSE_S
+            _log.warning("Redis did not take a wake-up: %s", error)
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()
+
+
+class WakeUpWorker(Worker):
+    """arq's worker, kicked by pub/sub and not hurt by a Redis that goes away.
+
+    `take` is called once for each wake-up; `has_room` says whether this process can take a run at all.
+    """
+
+    def __init__(
+        self, redis_url: str, *, take: Callable[[], Awaitable[None]], has_room: Callable[[], bool]
+    ) -> None:
+        async def take_run(_: dict[Any, Any]) -> None:
+            await take()
+
+        super().__init__(
+            functions=[func(cast("Any", take_run), name=JOB_NAME, max_tries=1, keep_result=0)],
+            queue_name=QUEUE_NAME,
+            redis_pool=connect_queue(redis_url),
+            handle_signals=False,
+            max_jobs=MAX_JOBS,
+            job_timeout=JOB_TIMEOUT_S,
+            keep_result=0,
+            queue_read_limit=READ_LIMIT,
+            retry_jobs=False,
+            job_serializer=msgspec.json.encode,
+            job_deserializer=msgspec.json.decode,
+            log_results=False,
+        )
+        self._has_room = has_room
+        self._kicked = asyncio.Event()
+        self._polling = asyncio.Lock()
+
+    def kick(self) -> None:
+        """Looks into the queue now, not at the next poll."""
+        self._kicked.set()
+
+    async def run_for_ever(self) -> None:
+        """Serves wake-ups until it is cancelled, through any outage of Redis."""
+        kicks = asyncio.create_task(self._poll_when_kicked())
+        try:
+            while True:
+                try:
+                    await self.main()
+                except (RedisError, OSError, TimeoutError) as error:
+                    _log.warning("the queue is away: %s", error)
+                await asyncio.sleep(PAUSE_S)
+        finally:
+            kicks.cancel()
+            await asyncio.gather(kicks, *self.tasks.values(), return_exceptions=True)
+            await self.pool.aclose()
+
+    async def _poll_when_kicked(self) -> None:
+        while True:
+            await self._kicked.wait()
+            self._kicked.clear()
+            await self._poll_iteration()
+
+    async def _poll_iteration(self) -> None:
+        async with self._polling:
+            self.allow_pick_jobs = self._has_room()
+            try:
+                await super()._poll_iteration()
+            except (RedisError, OSError, TimeoutError) as error:
+                _log.warning("the queue is away: %s", error)
+                await asyncio.sleep(PAUSE_S)
+
+    async def start_jobs(self, job_ids: list[bytes]) -> None:
+        """Skips jobs that others are at, in one round trip for all where arq takes three for each."""
+        waiting = [job_id for job_id in job_ids if job_id.decode() not in self.tasks]
+        if not waiting:
+            return
+        taken = await self.pool.mget([in_progress_key_prefix + job_id.decode() for job_id in waiting])
+        await super().start_jobs(
+            [job_id for job_id, mark in zip(waiting, taken, strict=True) if mark is None]
+        )
+
+    def _release_sem_dec_counter_on_complete(self) -> None:
+        super()._release_sem_dec_counter_on_complete()
+        self._kicked.set()

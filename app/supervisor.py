@@ -1,0 +1,293 @@
+"""The runs of one worker process: takes them, works on them, drops those that it has lost."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+from agents.errors import HandOver, HoldLost
+from agents.events import StopReason
+from agents.loop import run_agent
+from agents.requests import Target
+from app.holding import DatabaseClock, HoldInbox, HoldSink
+from app.lease import Lease, Renewal
+from app.queue import WakeUps
+from app.streaming.publisher import Publisher
+from db.engine import Database, Transaction
+from db.errors import DatabaseError
+from db.holds import Claim, Hold, claim_run
+from db.ids import to_uuid
+from db.snapshots import find_image
+from db.sweeping import Swept, fail_run, hand_over
+from providers.errors import UnknownModel
+from providers.registry import Registry
+from providers.retry import RetryPolicy
+from providers.types import Base64Source, Usage
+from tools.registry import ToolRegistry
+
+STUCK_COMMIT_S = 10.0  # a commit that takes so long while the lease is renewed will not end by itself
+END_GRACE_S = 2.0  # for tasks to end that were cancelled at shutdown
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Active:
+    """A run that this process works on. `began_s` is when its claim had been committed."""
+
+    hold: Hold
+    sink: HoldSink
+    inbox: HoldInbox
+    began_s: float
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class Supervisor:
+    """Keeps up to `slots` runs going. Everything it decides is decided again by the database."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        slots: int,
+        database: Database,
+        publisher: Publisher,
+        wake_ups: WakeUps,
+        models: Registry,
+        tools: ToolRegistry,
+        retry: RetryPolicy,
+    ) -> None:
+        self._worker_id = worker_id
+        self._slots = slots
+        self._database = database
+        self._publisher = publisher
+        self._wake_ups = wake_ups
+        self._models = models
+        self._tools = tools
+        self._retry = retry
+        self._active: dict[str, _Active] = {}  # by session
+        self._claiming = 0
+        self._suspected: set[Hold] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_draining = False
+        self.lease: Lease | None = None
+
+    # -- taking -----------------------------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        """True when a run may be taken now."""
+        is_live = self.lease is not None and self.lease.is_live
+        return is_live and not self._is_draining and len(self._active) + self._claiming < self._slots
+
+    async def take(self) -> None:
+        """Takes the next run, if there is room and there is one."""
+        if not self.has_room():
+            return
+        self._claiming += 1
+        try:
+            async with self._database.transaction() as tx:
+                claim = await claim_run(tx, worker_id=self._worker_id)
+            if claim is not None:
+                self._begin(claim)
+        except DatabaseError as error:
+            _log.warning("no run could be taken: %s", error)
+        finally:
+            self._claiming -= 1
+
+    async def take_all(self) -> None:
+        """Takes runs until there is no room or nothing to take."""
+        before = -1
+        while self.has_room() and before != len(self._active):
+            before = len(self._active)
+            await self.take()
+
+    def _begin(self, claim: Claim) -> None:
+        hold = claim.hold
+        voice = self._publisher.hold(session_id=hold.session_id, epoch=hold.epoch, base_seq=claim.last_seq)
+        sink = HoldSink(
+            database=self._database,
+            hold=hold,
+            commit_no=claim.commit_no,
+            last_seq=claim.last_seq,
+            publisher=voice,
+        )
+        assert self.lease is not None
+        inbox = HoldInbox(
+            database=self._database,
+            hold=hold,
+            wait_for_lease=self.lease.wait_until_live,
+            is_draining=lambda: self._is_draining,
+        )
+        active = _Active(hold=hold, sink=sink, inbox=inbox, began_s=time.monotonic())
+        self._active[hold.session_id] = active
+
+        async def work() -> None:
+            try:
+                await self._work(claim, active)
+            finally:
+                if self._active.get(hold.session_id) is active:
+                    del self._active[hold.session_id]
+                await voice.aclose()
+            await self.take()
+
+        active.task = self._keep(work())
+
+    # -- working ----------------------------------------------------------------------------------------
+
+    async def _work(self, claim: Claim, active: _Active) -> None:
+        hold = claim.hold
+        clock = DatabaseClock(claim.now)
+        try:
+            await run_agent(
+                claim.snapshot,
+                target=self._target(claim.snapshot.agent.model.id, clock.now),
+                tools=self._tools,
+                sink=active.sink,
+                inbox=active.inbox,
+                clock=clock,
+                load_image=lambda file_id: self._load_image(claim.tenant_id, file_id),
+                retry=self._retry,
+            )
+        except HoldLost:
+            _log.info("the hold was lost", extra={"run_id": hold.run_id})
+        except HandOver:
+            await self._hand_over(hold)
+        except UnknownModel as error:
+            _log.error("the model cannot be used: %s", error.message, extra={"run_id": hold.run_id})
+            text = "No configured provider offers this model."
+            await self._fail(hold, StopReason(type="error", code=error.code, message=text))
+        except Exception:  # noqa: BLE001 - one run must not take the worker down
+            _log.exception("the run failed", extra={"run_id": hold.run_id})
+            text = "The server failed while it worked on this run."
+            await self._fail(hold, StopReason(type="error", code="internal_error", message=text))
+
+    def _target(self, name: str, now: Callable[[], datetime]) -> Target:
+        """Raises: UnknownModel."""
+        model = self._models.resolve(name)
+
+        def price(usage: Usage) -> tuple[Decimal | None, str | None]:
+            found = self._models.price(model.vendor, model.model, usage, now())
+            return found.cost_usd, found.source
+
+        return Target(vendor=model.vendor, model=model.model, provider=model.provider, price=price)
+
+    async def _load_image(self, tenant_id: UUID, file_id: str) -> Base64Source | None:
+        async with self._database.transaction(tenant_id) as tx:
+            return await find_image(tx, file_id)
+
+    async def _hand_over(self, hold: Hold) -> None:
+        await self._settle(
+            lambda tx: hand_over(
+                tx,
+                session_id=to_uuid(hold.session_id),
+                epoch=hold.epoch,
+                worker_id=to_uuid(self._worker_id),
+            )
+        )
+
+    async def _fail(self, hold: Hold, stop: StopReason) -> None:
+        await self._settle(
+            lambda tx: fail_run(
+                tx,
+                session_id=to_uuid(hold.session_id),
+                epoch=hold.epoch,
+                worker_id=to_uuid(self._worker_id),
+                stop=stop,
+            )
+        )
+
+    async def _settle(self, change: Callable[[Transaction], Awaitable[Swept | None]]) -> None:
+        """Makes a change to a run from outside its loop. If it cannot be made, the sweepers will."""
+        try:
+            async with self._database.transaction() as tx:
+                swept = await change(tx)
+        except DatabaseError as error:
+            _log.warning("a run was left to the sweepers: %s", error)
+            return
+        await announce_swept(swept, publisher=self._publisher, wake_ups=self._wake_ups)
+
+    # -- hearing ----------------------------------------------------------------------------------------
+
+    def cancel(self, session_id: str) -> None:
+        """Somebody has asked to stop the session's run."""
+        active = self._active.get(session_id)
+        if active is not None:
+            active.inbox.cancel()
+
+    def renewed(self, renewal: Renewal) -> None:
+        """Compares what the database says we hold with what we work on."""
+        for session_id in renewal.cancelled:
+            self.cancel(session_id)
+        held = set(renewal.holds)
+        for active in list(self._active.values()):
+            # A claim that was committed after the renewal looked is not in its answer.
+            if active.began_s < renewal.began_s and active.hold not in held:
+                _log.warning("the run was taken over", extra={"run_id": active.hold.run_id})
+                self._drop(active)
+            elif _is_stuck(active.sink):
+                _log.error("a commit is stuck", extra={"run_id": active.hold.run_id})
+                self._drop(active)
+        self._requeue_orphans(held)
+
+    def _requeue_orphans(self, held: set[Hold]) -> None:
+        """Gives back runs that stand in our name and that nobody here works on.
+
+        Seen twice in a row, since a run may have ended or begun while the renewal looked.
+        """
+        working = {active.hold for active in self._active.values()}
+        orphans = set() if self._claiming else held - working
+        for hold in orphans & self._suspected:
+            self._keep(self._hand_over(hold))
+        self._suspected = orphans
+
+    def _drop(self, active: _Active) -> None:
+        del self._active[active.hold.session_id]
+        if active.task is not None:
+            active.task.cancel()
+
+    # -- ending -----------------------------------------------------------------------------------------
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new, lets turns reach their next commit, and hands back what is left."""
+        self._is_draining = True
+        working = [active.task for active in self._active.values() if active.task is not None]
+        if working:
+            await asyncio.wait(working, timeout=timeout_s)
+        left = list(self._active.values())
+        for active in left:
+            self._drop(active)
+        for active in left:
+            await self._hand_over(active.hold)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=END_GRACE_S)
+
+    def _keep(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        """A task with an owner: what it raises is logged."""
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a task of the worker failed", exc_info=task.exception())
+
+
+def _is_stuck(sink: HoldSink) -> bool:
+    since_s = sink.committing_since_s
+    return since_s is not None and time.monotonic() - since_s > STUCK_COMMIT_S
+
+
+async def announce_swept(swept: Swept | None, *, publisher: Publisher, wake_ups: WakeUps) -> None:
+    """Tells readers and workers what was done to a session from outside its loop."""
+    if swept is None:
+        return
+    await publisher.announce(swept.session_id, swept.events, epoch=swept.epoch)
+    if swept.is_queued:
+        await wake_ups.wake()

@@ -1,0 +1,119 @@
+"""The worker process: wake-ups in, runs worked on, hand-over on SIGTERM."""
+
+import asyncio
+import logging
+import signal
+from contextlib import AsyncExitStack, aclosing
+
+import uvloop
+
+from app.lease import Lease
+from app.queue import WakeUps, WakeUpWorker
+from app.recovery import sweep_for_ever
+from app.resources import provider_settings
+from app.settings import Settings
+from app.streaming.publisher import Publisher
+from app.streaming.signals import Signals
+from app.supervisor import Supervisor
+from db.engine import Database
+from providers.ids import new_id
+from providers.registry import Registry
+from providers.retry import RetryPolicy
+from tools.builtin import builtin_registry
+
+_log = logging.getLogger(__name__)
+
+
+def run_worker(settings: Settings) -> int:
+    """Works until SIGTERM or SIGINT; the exit code."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_work(settings))
+    return 0
+
+
+async def _work(settings: Settings) -> None:
+    assert settings.database_url is not None
+    assert settings.redis_url is not None
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    async with AsyncExitStack() as stack:
+        database = Database.open(
+            settings.database_url,
+            pooler=settings.database_pooler,
+            pool_size=settings.database_pool_size,
+        )
+        stack.push_async_callback(database.close)
+        publisher = await stack.enter_async_context(aclosing(Publisher.open(settings.redis_url)))
+        wake_ups = await stack.enter_async_context(aclosing(WakeUps(settings.redis_url)))
+        models = await stack.enter_async_context(aclosing(Registry(provider_settings(settings))))
+        # An SDK takes seconds to import: in a thread, and before the first run is taken.
+        await asyncio.to_thread(models.preload)
+        worker_id = new_id("work")
+        supervisor = Supervisor(
+            worker_id=worker_id,
+            slots=settings.worker_slots,
+            database=database,
+            publisher=publisher,
+            wake_ups=wake_ups,
+            models=models,
+            tools=builtin_registry(),
+            retry=RetryPolicy(),
+        )
+        await _serve(
+            settings,
+            supervisor,
+            worker_id=worker_id,
+            stopping=stopping,
+            database=database,
+            publisher=publisher,
+            wake_ups=wake_ups,
+        )
+
+
+async def _serve(
+    settings: Settings,
+    supervisor: Supervisor,
+    *,
+    worker_id: str,
+    stopping: asyncio.Event,
+    database: Database,
+    publisher: Publisher,
+    wake_ups: WakeUps,
+) -> None:
+    assert settings.database_url is not None
+    assert settings.redis_url is not None
+
+    lease = Lease(
+        worker_id=worker_id,
+        database_url=settings.database_url,
+        pooler=settings.database_pooler,
+        slots=settings.worker_slots,
+        lease_s=settings.lease_s,
+        on_renewed=supervisor.renewed,
+    )
+    supervisor.lease = lease
+    queue = WakeUpWorker(settings.redis_url, take=supervisor.take, has_room=supervisor.has_room)
+    signals = Signals(settings.redis_url, on_wake=queue.kick, on_cancel=supervisor.cancel)
+    sweeps = sweep_for_ever(
+        database=database, lease=lease, supervisor=supervisor, publisher=publisher, wake_ups=wake_ups
+    )
+    lease.start()
+    await signals.start()
+    tasks = [asyncio.create_task(queue.run_for_ever()), asyncio.create_task(sweeps)]
+    stop = asyncio.create_task(stopping.wait())
+    _log.info("working", extra={"worker_id": worker_id, "slots": settings.worker_slots})
+    try:
+        # A side task never ends by itself: when one does, this process is of no use any more.
+        await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await supervisor.drain(settings.worker_shutdown_s)
+    finally:
+        for task in (stop, *tasks):
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await signals.aclose()
+        await lease.aclose()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
