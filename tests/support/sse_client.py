@@ -1,6 +1,6 @@
 """A reader of Server-Sent Events that takes the standard literally and keeps every byte.
 
-It works on a raw socket, so that a test can stop reading, cut the connection at any byte, and see how it ended.
+It works on a raw socket, so that a test can stop reading, cut the connection anywhere, and see how it ended.
 Source: WHATWG HTML, section 9.2.5 and 9.2.6 (read 2026-11-30).
 """
 
@@ -9,7 +9,7 @@ import json
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ class SseParser:
         self.last_event_id = ""
         self.retry_ms: int | None = None
         self.comments: list[str] = []
-        self._rest = b""
+        self._rest = bytearray()
         self._is_first_line = True
         self._after_cr = False
         self._data: list[str] = []
@@ -53,12 +53,12 @@ class SseParser:
                 continue
             self._after_cr = byte == 0x0D
             if byte in (0x0A, 0x0D):
-                line, self._rest = self._rest, b""
+                line, self._rest = self._rest, bytearray()
                 event = self._take(line.decode())
                 if event is not None:
                     events.append(event)
             else:
-                self._rest += bytes((byte,))
+                self._rest.append(byte)
         return events
 
     def _take(self, line: str) -> SseEvent | None:
@@ -100,8 +100,8 @@ def parse(body: bytes) -> list[SseEvent]:
 class SseStream:
     """An open response. `body` holds all bytes read so far, without the framing of HTTP.
 
-    `ended`: `clean` when the response came to its end, `cut` when the connection closed before it, `reset` when
-    it was reset; None while it is open.
+    `ended`: `clean` when the response came to its end, `cut` when the connection closed before it, `reset`
+    when it was reset; None while it is open.
     """
 
     status: int
@@ -165,10 +165,8 @@ class SseStream:
     async def close(self) -> None:
         """Closes the connection as a browser does (FIN)."""
         self.writer.close()
-        try:
+        with suppress(OSError):
             await self.writer.wait_closed()
-        except OSError:
-            pass
 
     async def _read_chunk(self) -> bool:
         """False at the end of the response."""
@@ -192,7 +190,7 @@ class SseStream:
         return True
 
     async def _read_body(self) -> bytes:
-        if self.headers.get("transfer-encoding") != "chunked":
+        if self.headers.get("transfer-encoding", "").lower() != "chunked":
             if self.status == 204:
                 return b""
             length = self.headers.get("content-length")
@@ -240,7 +238,7 @@ async def connect_sse(
     except BaseException:
         writer.transport.abort()
         raise
-    received = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+    received = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:]) if name}
     return SseStream(status=int(head[0].split(" ")[1]), headers=received, reader=reader, writer=writer)
 
 
