@@ -1,0 +1,143 @@
+"""The event log of a session: what clients put into it, and how they read it."""
+
+from functools import partial
+from typing import Annotated, Any, cast
+
+import msgspec
+from litestar import get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody, QueryParameter
+from msgspec import Meta, Struct
+
+from agents.events import AnyEvent, UserCustomToolResult, UserInterrupt, UserMessage
+from agents.log import LoggedEvent
+from app.auth import SESSION_TOKENS, Principal
+from app.errors import InvalidRequest
+from app.http_json import ApiRequest
+from app.idempotency import once
+from app.pagination import After, Before, Cursor, From, Limit, Page, Until, both_forms
+from app.resources import Resources
+from app.routes.admissions import announce
+from app.routes.inputs import (
+    MAX_EVENTS,
+    EventParam,
+    model_of_session,
+    require_image_files,
+    require_sight,
+    to_inputs,
+)
+from app.routes.positions import Direction, position_page, read_position
+from app.streaming.frames import parse_cursor
+from db.admission import Admission, admit
+from db.log import list_events
+from db.sessions import require_session
+from db.transcript import get_events
+from providers.types import JsonObject
+
+DEFAULT_EVENTS = 100
+SentEvent = UserMessage | UserInterrupt | UserCustomToolResult
+
+AfterEvent = Annotated[
+    str | None,
+    QueryParameter(name="after", description="Only what follows this `seq`, or this `id` of a stream."),
+]
+Types = Annotated[list[str] | None, QueryParameter(name="types", description="Only events of these types.")]
+TypesInBrackets = Annotated[list[str] | None, QueryParameter(name="types[]", description="As `types`.")]
+
+
+class EventsSend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What goes into the log, in this order and all or nothing."""
+
+    events: Annotated[tuple[EventParam, ...], Meta(min_length=1, max_length=MAX_EVENTS)]
+
+
+class EventsSent(Struct, frozen=True, kw_only=True):
+    """The events as they are stored."""
+
+    data: list[SentEvent]
+
+
+@post("/v1/sessions/{session_id:str}/events", opt=SESSION_TOKENS, status_code=200, tags=["Events"])
+async def send_events(
+    request: ApiRequest,
+    session_id: FromPath[str],
+    data: JSONBody[EventsSend],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+) -> EventsSent:
+    """Stores events of the client: prompts, interrupts, results of tools that the client runs.
+
+    Answered when they are stored, and with that certain to be handled. A prompt starts a run when the session
+    is free, and waits its turn when it is not.
+    """
+    inputs = to_inputs(data.events)
+    await require_sight(resources, inputs, partial(model_of_session, resources, principal, session_id))
+    admission: Admission | None = None
+    async with resources.database.transaction(principal.tenant_id) as tx:
+        session = await require_session(tx, session_id)
+
+        async def make() -> JsonObject:
+            nonlocal admission
+            await require_image_files(tx, inputs)
+            admission = await admit(
+                tx, session_id=session_id, inputs=inputs, api_key_id=principal.public_key_id
+            )
+            return {"session_id": session_id, "seqs": [event.seq for event in admission.answered]}
+
+        made = await once(tx, request, make)
+        stored = await get_events(tx, session=session, seqs=made["seqs"])
+    await announce(resources, admission)
+    return EventsSent(data=cast("list[SentEvent]", [as_stored(event) for event in stored]))
+
+
+@get("/v1/sessions/{session_id:str}/events", opt=SESSION_TOKENS, tags=["Events"])
+async def list_session_events(
+    *,
+    session_id: FromPath[str],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+    after: AfterEvent = None,
+    types: Types = None,
+    types_in_brackets: TypesInBrackets = None,
+    created_after: After = None,
+    created_from: From = None,
+    created_before: Before = None,
+    created_until: Until = None,
+    limit: Limit = DEFAULT_EVENTS,
+    page: Cursor = None,
+    order: Direction = "asc",
+) -> Page[AnyEvent]:
+    """Lists the log, oldest first unless `order` says otherwise: the same bytes that a stream delivers."""
+    after_seq, position = read_after(after), read_position(page)
+    async with resources.database.transaction(principal.tenant_id) as tx:
+        await require_session(tx, session_id)
+        rows = await list_events(
+            tx,
+            session_id,
+            after_seq=position if position is not None and order == "asc" else after_seq,
+            before_seq=position if order == "desc" else None,
+            types=both_forms(types, types_in_brackets),
+            order=order,
+            limit=limit + 1,
+        )
+    return position_page(rows, limit=limit, view=as_stored, place=lambda row: row.seq)
+
+
+def read_after(text: str | None) -> int | None:
+    """The number of the event that a cursor names; None without one. Raises: InvalidRequest."""
+    if text is None:
+        return None
+    cursor = parse_cursor(text)
+    if cursor is None:
+        raise InvalidRequest(
+            "`after` is neither the `seq` of an event nor an `id` of a stream.", field="after"
+        )
+    return cursor.seq
+
+
+def as_stored(event: LoggedEvent) -> AnyEvent:
+    """The event's own bytes where an event is expected, so that they are sent as they were stored."""
+    return cast("AnyEvent", msgspec.Raw(event.json))
+
+
+ROUTES: list[Any] = [send_events, list_session_events]

@@ -1,0 +1,248 @@
+"""What clients send into a session: the events they may POST, checked and turned into admissions.
+
+Shared types ignore unknown fields, since they are also read from storage; the structs here refuse them.
+"""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct
+
+from agents.events import Delivery, UserContent
+from app.auth import Principal
+from app.errors import InvalidField, NotAvailable
+from app.resources import Resources
+from db.admission import AnswerInput, Input, InterruptInput, PromptInput
+from db.engine import Transaction
+from db.sessions import get_session
+from db.transcript import require_files
+from providers.types import Base64Source, FileSource, ImageBlock, TextBlock, UrlSource
+
+MAX_EVENTS = 50  # of one POST: they are stored under one lock
+MAX_BLOCKS = 200
+IMAGE_MEDIA_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+class TextParam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="text", tag_field="type"):
+    text: str
+
+
+class Base64Param(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="base64", tag_field="type"
+):
+    media_type: Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
+    data: Annotated[str, Meta(min_length=1, description="The image in standard base64.")]
+
+
+class UrlParam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="url", tag_field="type"):
+    url: Annotated[str, Meta(pattern="^https?://[^/]", max_length=8192)]
+
+
+class FileParam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="file", tag_field="type"):
+    file_id: Annotated[str, Meta(max_length=64, description="A file of yours, from `/v1/files`.")]
+
+
+class ImageParam(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="image", tag_field="type"
+):
+    """An image, for models that can see."""
+
+    source: Base64Param | UrlParam | FileParam
+
+
+ContentParam = TextParam | ImageParam
+Content = Annotated[tuple[ContentParam, ...], Meta(min_length=1, max_length=MAX_BLOCKS)]
+
+_LATER = Meta(description="Not available yet: refused with `not_available`.")
+
+
+class UserMessageParam(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="user.message", tag_field="type"
+):
+    """A prompt. All prompts of one request are one batch: one run takes them up together."""
+
+    content: Content
+    delivery: Annotated[
+        Delivery, Meta(description="What it does to a busy session. Only `queue` is available yet.")
+    ] = "queue"
+    model: Annotated[Any, _LATER] = UNSET
+    think_effort: Annotated[Any, _LATER] = UNSET
+    tools: Annotated[Any, _LATER] = UNSET
+    tool_choice: Annotated[Any, _LATER] = UNSET
+    max_turns: Annotated[Any, _LATER] = UNSET
+    time_limit_s: Annotated[Any, _LATER] = UNSET
+    extra_body: Annotated[Any, _LATER] = UNSET
+
+
+class UserInterruptParam(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="user.interrupt", tag_field="type"
+):
+    """Stops the open run at once; what it has is kept. Prompts that wait behind it stay."""
+
+    mode: Annotated[Literal["now", "after_turn"], Meta(description="Only `now` is available yet.")] = "now"
+    reason: Annotated[str, Meta(max_length=1000)] | None = None
+    session_thread_id: Annotated[Any, _LATER] = UNSET
+
+
+class UserCustomToolResultParam(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="user.custom_tool_result",
+    tag_field="type",
+):
+    """The result of a tool that you run. The same answer again is taken as a repetition, another refused."""
+
+    custom_tool_use_id: Annotated[
+        str, Meta(max_length=64, description="The id of the `agent.custom_tool_use` event.")
+    ]
+    content: Annotated[tuple[ContentParam, ...], Meta(max_length=MAX_BLOCKS)] = ()
+    is_error: bool | None = None
+
+
+class ToolConfirmationParam(Struct, frozen=True, tag="user.tool_confirmation", tag_field="type"):
+    """Not available yet: refused with `not_available`."""
+
+
+class ToolResultParam(Struct, frozen=True, tag="user.tool_result", tag_field="type"):
+    """Not available: refused with `not_available`."""
+
+
+class DefineOutcomeParam(Struct, frozen=True, tag="user.define_outcome", tag_field="type"):
+    """Not available: refused with `not_available`."""
+
+
+class SystemMessageParam(Struct, frozen=True, tag="system.message", tag_field="type"):
+    """Not available yet: refused with `not_available`."""
+
+
+class CustomMessageParam(Struct, frozen=True, tag="custom.message", tag_field="type"):
+    """Not available yet: refused with `not_available`."""
+
+
+EventParam = (
+    UserMessageParam
+    | UserInterruptParam
+    | UserCustomToolResultParam
+    | ToolConfirmationParam
+    | ToolResultParam
+    | DefineOutcomeParam
+    | SystemMessageParam
+    | CustomMessageParam
+)
+
+_OVERRIDES = ("model", "think_effort", "tools", "tool_choice", "max_turns", "time_limit_s", "extra_body")
+
+
+def to_inputs(events: Sequence[EventParam], *, field: str = "events") -> tuple[Input, ...]:
+    """What is to be admitted, in order. `field` names the list in errors.
+
+    Raises: NotAvailable, InvalidField.
+    """
+    return tuple(_input(event, f"{field}[{index}]") for index, event in enumerate(events))
+
+
+def _input(event: EventParam, field: str) -> Input:
+    match event:
+        case UserMessageParam():
+            return _prompt(event, field)
+        case UserInterruptParam():
+            if event.mode != "now":
+                raise NotAvailable(
+                    "Interrupting after the turn is not available; use `now`.", field=f"{field}.mode"
+                )
+            if event.session_thread_id not in (UNSET, None):
+                raise NotAvailable("There are no session threads.", field=f"{field}.session_thread_id")
+            return InterruptInput(reason=event.reason)
+        case UserCustomToolResultParam():
+            return AnswerInput(
+                custom_tool_use_id=event.custom_tool_use_id,
+                content=to_content(event.content, field=f"{field}.content"),
+                is_error=bool(event.is_error),
+            )
+        case _:
+            raise NotAvailable(
+                f"Events of type `{event.__struct_config__.tag}` are not available.", field=f"{field}.type"
+            )
+
+
+def _prompt(event: UserMessageParam, field: str) -> PromptInput:
+    if event.delivery != "queue":
+        raise NotAvailable(
+            f"The delivery `{event.delivery}` is not available; use `queue`.", field=f"{field}.delivery"
+        )
+    for name in _OVERRIDES:
+        if getattr(event, name) is not UNSET:
+            raise NotAvailable(
+                f"Overriding `{name}` for one run is not available; set it on the agent or the session.",
+                field=f"{field}.{name}",
+            )
+    return PromptInput(content=to_prompt(event.content, field=f"{field}.content"))
+
+
+def to_prompt(content: Sequence[ContentParam], *, field: str) -> tuple[UserContent, ...]:
+    """As `to_content`, for what a user says: it must say something. Raises: InvalidField."""
+    blocks = to_content(content, field=field)
+    if not any(isinstance(block, ImageBlock) or block.text.strip() for block in blocks):
+        raise InvalidField(f"{field}: the prompt is empty.", field=field)
+    return blocks
+
+
+def to_content(content: Sequence[ContentParam], *, field: str) -> tuple[UserContent, ...]:
+    """The blocks as they are stored. Raises: InvalidField, for an image that is not base64."""
+    return tuple(_block(block, f"{field}[{index}]") for index, block in enumerate(content))
+
+
+def _block(block: ContentParam, field: str) -> UserContent:
+    if isinstance(block, TextParam):
+        return TextBlock(text=block.text)
+    match block.source:
+        case Base64Param(media_type=media_type, data=data):
+            try:
+                base64.b64decode(data, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise InvalidField(
+                    f"{field}.source.data: not base64.", field=f"{field}.source.data"
+                ) from error
+            return ImageBlock(source=Base64Source(media_type=media_type, data=data))
+        case UrlParam(url=url):
+            return ImageBlock(source=UrlSource(url=url))
+        case FileParam(file_id=file_id):
+            return ImageBlock(source=FileSource(file_id=file_id))
+
+
+async def require_image_files(tx: Transaction, inputs: Iterable[Input]) -> None:
+    """Returns when every file that an image names is this tenant's. Raises: NotFound."""
+    sources = [image.source for item in inputs for image in images_of(item)]
+    await require_files(tx, [source.file_id for source in sources if isinstance(source, FileSource)])
+
+
+async def require_sight(
+    resources: Resources, inputs: Iterable[Input], find_model: Callable[[], Awaitable[str]]
+) -> None:
+    """Returns when the model can see the images of prompts, if there are any.
+
+    Images in answers to tool calls may go to a model that cannot see: it is told what was left out. Finding
+    out may import a vendor's SDK, so no transaction may be open. Raises: InvalidField, UnknownModel.
+    """
+    if not any(isinstance(item, PromptInput) and images_of(item) for item in inputs):
+        return
+    model = await find_model()
+    resolved = await asyncio.to_thread(resources.providers.resolve, model)
+    if not resolved.capabilities.images:
+        raise InvalidField(f"The model {model!r} cannot see images; use one that can, or send text.")
+
+
+def images_of(item: Input) -> list[ImageBlock]:
+    blocks = () if isinstance(item, InterruptInput) else item.content
+    return [block for block in blocks if isinstance(block, ImageBlock)]
+
+
+async def model_of_session(resources: Resources, principal: Principal, session_id: str) -> str:
+    """The name of the model that the session runs with. Raises: NotFound."""
+    async with resources.database.transaction(principal.tenant_id) as tx:
+        return (await get_session(tx, session_id)).agent.model.id

@@ -1,0 +1,104 @@
+"""What the model sees of a session: its transcript, and the summaries of what was folded away."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from litestar import get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from msgspec import Meta, Struct
+
+from app.auth import SESSION_TOKENS, Principal
+from app.pagination import DEFAULT_LIMIT, Created, Cursor, Limit, Page, PageQuery, make_page, read_cursor
+from app.resources import Resources
+from app.routes.positions import Direction, position_page, read_position
+from db.ids import to_uuid
+from db.sessions import require_session
+from db.transcript import Memory, TranscriptMessage, list_memories, list_messages
+from providers.types import Block, Role
+
+
+class MessageView(Struct, frozen=True, kw_only=True):
+    """A transcript entry. A `tool` message holds all results for the assistant message before it."""
+
+    id: str
+    type: Literal["message"] = "message"
+    session_id: str
+    run_id: str | None
+    position: Annotated[int, Meta(ge=1, description="1, 2, 3 … within the session.")]
+    role: Role
+    content: tuple[Block, ...]
+    created_at: datetime
+    rolled_back_at: Annotated[datetime | None, Meta(description="Since when the model no longer sees it.")]
+
+
+class MemoryView(Struct, frozen=True, kw_only=True):
+    """A summary of all messages up to `position`. The newest is the one that the model sees."""
+
+    id: str
+    type: Literal["memory"] = "memory"
+    session_id: str
+    position: Annotated[int, Meta(ge=0, description="The last message that it covers.")]
+    text: str
+    created_at: datetime
+
+
+@get("/v1/sessions/{session_id:str}/messages", opt=SESSION_TOKENS, tags=["Transcript"])
+async def list_session_messages(
+    *,
+    session_id: FromPath[str],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+    limit: Limit = DEFAULT_LIMIT,
+    page: Cursor = None,
+    order: Direction = "asc",
+) -> Page[MessageView]:
+    """Lists the transcript, oldest first unless `order` says otherwise."""
+    async with resources.database.transaction(principal.tenant_id) as tx:
+        session = await require_session(tx, session_id)
+        rows = await list_messages(
+            tx, session=session, limit=limit + 1, order=order, after=read_position(page)
+        )
+    return position_page(rows, limit=limit, view=view_message, place=lambda row: row.position)
+
+
+@get("/v1/sessions/{session_id:str}/memories", opt=SESSION_TOKENS, tags=["Transcript"])
+async def list_session_memories(
+    session_id: FromPath[str],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+    limit: Limit = DEFAULT_LIMIT,
+    page: Cursor = None,
+) -> Page[MemoryView]:
+    """Lists the summaries that compaction has made, newest first."""
+    async with resources.database.transaction(principal.tenant_id) as tx:
+        session = await require_session(tx, session_id)
+        query = PageQuery(limit=limit, before=None if page is None else read_cursor(page), created=Created())
+        rows = await list_memories(tx, session=session, limit=query.fetch, after=query.before)
+    return make_page(rows, query, view_memory, lambda row: (row.created_at, to_uuid(row.id)))
+
+
+def view_message(row: TranscriptMessage) -> MessageView:
+    return MessageView(
+        id=row.id,
+        session_id=row.session_id,
+        run_id=row.run_id,
+        position=row.position,
+        role=row.role,
+        content=row.blocks,
+        created_at=row.created_at,
+        rolled_back_at=row.rolled_back_at,
+    )
+
+
+def view_memory(row: Memory) -> MemoryView:
+    return MemoryView(
+        id=row.id,
+        session_id=row.session_id,
+        position=row.position,
+        text=row.text,
+        created_at=row.created_at,
+    )
+
+
+ROUTES = [list_session_messages, list_session_memories]

@@ -1,0 +1,133 @@
+"""A session as clients read it."""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Literal
+
+from msgspec import Struct
+
+from agents.config import AgentTool
+from app.routes.agents import ModelView, ServiceAccount, view_model
+from db.sessions import Session, SessionStatus, TokenCounters
+from providers.types import JsonObject
+
+
+class SessionAgentView(Struct, frozen=True, kw_only=True):
+    """What the session runs with: the agent's version with the session's own changes."""
+
+    id: str
+    type: Literal["agent"] = "agent"
+    version: int
+    name: str
+    description: str | None
+    model: ModelView
+    system: str | None
+    tools: tuple[AgentTool, ...]
+    skills: list[JsonObject]
+    mcp_servers: list[JsonObject]
+    multiagent: None = None
+    execution_identity: ServiceAccount
+    max_turns: int
+    time_limit_s: float
+    max_output_tokens: int | None
+    tool_execution: Literal["parallel", "sequential"]
+
+
+class SessionStatsView(Struct, frozen=True, kw_only=True):
+    """`duration_seconds`: since its creation, until it was archived. `active_seconds`: its runs' added up,
+    each from its start to its close, waits for the client included."""
+
+    active_seconds: float
+    duration_seconds: float
+
+
+class SessionUsageTotals(Struct, frozen=True, kw_only=True):
+    """Totals of the session. `input_tokens` excludes `cache_read_input_tokens`, as hosted agent APIs count.
+
+    `cost_usd` sums the requests whose price is known, `unpriced_requests` counts the others. `current` counts
+    since the last compaction; `GET /v1/sessions/{id}/usage` has all counters.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cost_usd: Decimal
+    unpriced_requests: int
+    current: TokenCounters
+
+
+class SessionView(Struct, frozen=True, kw_only=True):
+    """A session as it stands.
+
+    `status`: `running` while a run is queued or worked on, `idle` when it is your turn, `rescheduling` when
+    the run waits for another worker, `terminated` when it is archived. `last_seq` is the end of its log.
+    """
+
+    id: str
+    type: Literal["session"] = "session"
+    agent: SessionAgentView
+    environment_id: str
+    title: str | None
+    end_user_id: str | None
+    metadata: dict[str, str]
+    status: SessionStatus
+    stats: SessionStatsView
+    usage: SessionUsageTotals
+    last_seq: int
+    outcome_evaluations: list[JsonObject]
+    resources: list[JsonObject]
+    vault_ids: list[str]
+    budget: None = None
+    created_at: datetime
+    updated_at: datetime
+    archived_at: datetime | None
+
+
+def view_session(session: Session) -> SessionView:
+    """A session as clients read it."""
+    total = session.counters.total
+    return SessionView(
+        id=session.id,
+        agent=_view_agent(session),
+        environment_id=session.environment_id or "",
+        title=session.title,
+        end_user_id=session.end_user_id,
+        metadata=session.metadata,
+        status=session.status,
+        stats=SessionStatsView(active_seconds=session.active_s, duration_seconds=session.duration_s),
+        usage=SessionUsageTotals(
+            input_tokens=total.cache_miss_tokens,
+            output_tokens=total.output_tokens,
+            cache_read_input_tokens=total.cache_hit_tokens,
+            cost_usd=session.cost_usd,
+            unpriced_requests=session.unpriced_requests,
+            current=session.counters.current,
+        ),
+        last_seq=session.last_seq,
+        outcome_evaluations=[],
+        resources=[],
+        vault_ids=[],
+        created_at=session.created_at,
+        updated_at=session.updated_at,
+        archived_at=session.archived_at,
+    )
+
+
+def _view_agent(session: Session) -> SessionAgentView:
+    config = session.agent
+    return SessionAgentView(
+        id=session.agent_id,
+        version=session.agent_version,
+        name=config.name,
+        description=config.description,
+        model=view_model(config.model),
+        system=config.system,
+        tools=config.tools,
+        skills=[],
+        mcp_servers=[],
+        execution_identity=ServiceAccount(),
+        max_turns=config.max_turns,
+        time_limit_s=config.time_limit_s,
+        max_output_tokens=config.max_output_tokens,
+        tool_execution=config.tool_execution,
+    )
