@@ -177,6 +177,13 @@ _FRAMEWORK_CODES = {
     415: "unsupported_media_type",
     429: "rate_limited",
 }
+# Query parameters whose names are none of Python's.
+_QUERY_NAMES = {
+    "created_after": "created_at[gt]",
+    "created_from": "created_at[gte]",
+    "created_before": "created_at[lt]",
+    "created_until": "created_at[lte]",
+}
 _FRAMEWORK_DETAILS = {
     404: "There is nothing at this path.",
     405: "This path does not take this method.",
@@ -236,7 +243,8 @@ def _framework_detail(error: HTTPException) -> tuple[str, str | None]:
     first = error.extra[0] if isinstance(error.extra, list) and error.extra else None
     if not isinstance(first, dict):
         return error.detail.partition(" for path ")[0], None
-    field, message = first.get("key"), str(first.get("message", error.detail))
+    name, message = str(first.get("key", "")), str(first.get("message", error.detail))
+    field = _QUERY_NAMES.get(name, name) or None
     if field == "data" or "field `data`" in message:
         return "The request needs a JSON body.", None
     return (f"{field}: {message}" if field else message), field

@@ -47,8 +47,8 @@ async def get_agent(tx: Transaction, agent_id: UUID, *, version: int | None = No
         version,
     )
     if row is None:
-        name = public("agent", agent_id)
-        raise NotFound("agent", name if version is None else f"{name} in version {version}")
+        what = "agent" if version is None else f"version {version} of agent"
+        raise NotFound(what, public("agent", agent_id))
     return _agent(row)
 
 

@@ -39,8 +39,10 @@ Description = Annotated[str, Meta(max_length=4096)]
 System = Annotated[str, Meta(max_length=1_000_000, description="The system prompt.")]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)]
 MetadataPatch = Annotated[dict[MetadataKey, MetadataValue | None], Meta(max_length=2 * MAX_METADATA)]
-MaxTurns = Annotated[int, Meta(ge=1, le=1000, description="Model requests of one run at most; default 20.")]
-TimeLimit = Annotated[float, Meta(gt=0, le=86_400, description="Working time of one run; default 3600.")]
+MOST_TURNS = 1000
+LONGEST_RUN_S = 86_400.0
+MaxTurns = Annotated[int, Meta(ge=1, le=MOST_TURNS, description="Model requests of one run at most.")]
+TimeLimit = Annotated[float, Meta(gt=0, le=LONGEST_RUN_S, description="Working time of one run.")]
 MaxOutput = Annotated[int, Meta(ge=1, le=1_000_000, description="Tokens of one answer at most.")]
 Execution = Literal["parallel", "sequential"]
 VersionQuery = Annotated[
@@ -292,7 +294,7 @@ def _new_config(given: AgentCreate, resources: Resources) -> AgentConfig:
         "tools": to_tools(given.tools, resources),
         "metadata": given.metadata,
     }
-    return _config({name: value for name, value in fields.items() if value not in (None, "", UNSET)})
+    return _config(fields, resources)
 
 
 def _changed(config: AgentConfig, *, given: AgentUpdate, resources: Resources) -> AgentConfig:
@@ -306,7 +308,7 @@ def _changed(config: AgentConfig, *, given: AgentUpdate, resources: Resources) -
     if given.metadata is not UNSET:
         patched = (config.metadata | given.metadata) if given.metadata is not None else {}
         fields["metadata"] = {name: value for name, value in patched.items() if value is not None}
-    return _config({name: value for name, value in fields.items() if value not in (None, "")})
+    return _config(fields, resources)
 
 
 def _plain_fields(given: AgentCreate | AgentUpdate) -> dict[str, Any]:
@@ -324,8 +326,13 @@ def _plain_fields(given: AgentCreate | AgentUpdate) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(given, name)) is not UNSET}
 
 
-def _config(fields: dict[str, Any]) -> AgentConfig:
-    """The configuration of these fields; those left out have their defaults. Raises: InvalidField."""
+def _config(given: dict[str, Any], resources: Resources) -> AgentConfig:
+    """The configuration of these fields; null and "" stand for the defaults. Raises: InvalidField."""
+    settings = resources.settings
+    fields = {
+        "max_turns": min(settings.run_max_turns, MOST_TURNS),
+        "time_limit_s": min(settings.run_timeout_s, LONGEST_RUN_S),
+    } | {name: value for name, value in given.items() if value not in (None, "")}
     if len(fields.get("metadata", {})) > MAX_METADATA:
         raise InvalidField(f"metadata: more than {MAX_METADATA} entries.", field="metadata")
     try:
