@@ -6,8 +6,10 @@ from agents.assembly import Assembly, Part
 from agents.closing import model_usage
 from agents.drafts import Draft
 from agents.events import (
+    AgentCustomToolUse,
     AgentMessage,
     AgentThinking,
+    AgentToolUse,
     ErrorDetail,
     ErrorType,
     RequestEnd,
@@ -17,7 +19,7 @@ from agents.events import (
     SessionError,
     TokenUsage,
 )
-from agents.types import Clock, Pricer, RequestClosed, RequestOpened
+from agents.types import Clock, Pricer, RequestClosed, RequestOpened, ToolCall
 from providers.errors import (
     Overloaded,
     ProviderError,
@@ -25,7 +27,7 @@ from providers.errors import (
     RateLimited,
 )
 from providers.ids import new_id
-from providers.types import Message, Stop, TextBlock, ThinkingBlock, Usage
+from providers.types import Message, Stop, TextBlock, ThinkingBlock, ToolUseBlock, Usage
 
 
 class Exchange:
@@ -117,6 +119,21 @@ def add_prose(draft: Draft, parts: tuple[Part, ...], *, incomplete: bool) -> Non
             draft.event(AgentThinking, event_id=part.event_id, thinking=part.block.thinking)
         elif isinstance(part.block, TextBlock):
             draft.event(AgentMessage, event_id=part.event_id, content=(part.block,), incomplete=incomplete)
+
+
+def add_use(draft: Draft, part: Part, call: ToolCall) -> None:
+    """Adds the event of a call, under the id of its preview."""
+    if call.kind == "client":
+        draft.event(AgentCustomToolUse, event_id=call.id, name=call.name, input=call.input)
+        return
+    assert isinstance(part.block, ToolUseBlock)
+    draft.event(
+        AgentToolUse,
+        event_id=call.id,
+        name=call.name,
+        input=call.input,
+        input_error=part.block.input_error,
+    )
 
 
 def keep_partial_text(draft: Draft, exchange: Exchange) -> None:

@@ -81,10 +81,16 @@ class Progress:
             self._advance(step)
             return
 
-    async def close(self, stop: StopReason, write: Callable[[Draft], None] | None = None) -> None:
+    async def close(
+        self,
+        stop: StopReason,
+        write: Callable[[Draft], None] | None = None,
+        *,
+        turn: int | None = None,
+    ) -> None:
         """Closes the run, after what `write` adds, whatever has come in. Raises: HoldLost."""
         while True:
-            draft = self.draft()
+            draft = self.draft(turn=turn)
             if write is not None:
                 write(draft)
             close(draft, self._work(), stop)

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from agents.drafts import Draft
 from agents.errors import Stopped
-from agents.events import AgentCustomToolUse, AgentToolUse, CloseType, PromptApplied, StopReason
-from agents.exchange import Exchange, add_error, add_prose, is_cut, keep_partial_text, user_text
+from agents.events import CloseType, PromptApplied, StopReason
+from agents.exchange import Exchange, add_error, add_prose, add_use, is_cut, keep_partial_text, user_text
 from agents.progress import Progress
 from agents.stop_watch import StopWatch
 from agents.tool_calls import ToolCalls
@@ -205,7 +205,7 @@ class ModelRequests:
             add_error(draft, error, retry="exhausted" if error.is_retryable else "terminal")
 
         stop = StopReason(type=kind, code=error.code, message=user_text(error))
-        await self._progress.close(stop, write)
+        await self._progress.close(stop, write, turn=exchange.turn)
 
     async def _close_partial(self, exchange: Exchange) -> None:
         def write(draft: Draft) -> None:
@@ -213,7 +213,8 @@ class ModelRequests:
             exchange.close(draft, self._target.price, error_code=self._stop.cause)
 
         await self._progress.look()
-        await self._progress.close(self._progress.stop_reason(self._stop.cause), write)
+        reason = self._progress.stop_reason(self._stop.cause)
+        await self._progress.close(reason, write, turn=exchange.turn)
 
     async def _finish(self, exchange: Exchange) -> None:
         """Stores the whole answer, with the starts of its calls or with the close of the run."""
@@ -241,7 +242,8 @@ class ModelRequests:
                 self._toolbox.preflight(part, position=stored.position, index=index)
                 for index, part in enumerate(uses)
             )
-            self._add_uses(draft, calls)
+            for part, call in zip(uses, calls, strict=True):
+                add_use(draft, part, call)
             exchange.close(draft, self._target.price)
             self._calls.add(draft, calls, may_start=may_start)
             draft.turns = exchange.turn
@@ -255,13 +257,6 @@ class ModelRequests:
             await self._progress.commit(write(None))
             raise
         await self._check_fruit()
-
-    def _add_uses(self, draft: Draft, calls: tuple[ToolCall, ...]) -> None:
-        for call in calls:
-            if call.kind == "client":
-                draft.event(AgentCustomToolUse, event_id=call.id, name=call.name, input=call.input)
-            else:
-                draft.event(AgentToolUse, event_id=call.id, name=call.name, input=call.input)
 
     async def _finish_last(self, exchange: Exchange, end: MessageEnd) -> None:
         """An answer that asks for nothing more closes the run, in the same step."""
@@ -282,7 +277,7 @@ class ModelRequests:
             exchange.close(draft, self._target.price)
             draft.turns = exchange.turn
 
-        await self._progress.close(_last_stop(end, has_text=has_text), write)
+        await self._progress.close(_last_stop(end, has_text=has_text), write, turn=exchange.turn)
 
     async def _check_fruit(self) -> None:
         """Closes a run whose model keeps asking for calls that cannot be started."""

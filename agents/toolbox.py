@@ -93,7 +93,7 @@ class Toolbox:
                 raise UnknownTool(f"There is no tool {use.name[:80]!r}. Available: {known}.")
             if use.input_error is not None:
                 raw = f" You sent: {use.input_raw[:MAX_QUOTED]}" if use.input_raw else ""
-                return "invalid_arguments", f"The arguments are not a JSON object: {use.input_error}.{raw}"
+                return "invalid_arguments", f"{use.input_error}{raw}"
             validate_arguments(offer.spec.input_schema, use.input)
         except ToolError as error:
             return error.code, str(error)

@@ -21,7 +21,7 @@ from db.engine import Database, Transaction
 from db.errors import DatabaseError
 from db.holds import Claim, Hold, claim_run
 from db.ids import to_uuid
-from db.snapshots import find_image
+from db.snapshots import find_image, load_snapshot
 from db.sweeping import Swept, fail_run, hand_over
 from providers.errors import UnknownModel
 from providers.registry import Registry
@@ -142,9 +142,12 @@ class Supervisor:
         hold = claim.hold
         clock = DatabaseClock(claim.now)
         try:
+            # After the claim's transaction: a run that cannot be read fails alone and does not block others.
+            async with self._database.transaction() as tx:
+                snapshot = await load_snapshot(tx, session_id=hold.session_id, run_id=hold.run_id)
             await run_agent(
-                claim.snapshot,
-                target=self._target(claim.snapshot.agent.model.id, clock.now),
+                snapshot,
+                target=self._target(snapshot.agent.model.id, clock.now),
                 tools=self._tools,
                 sink=active.sink,
                 inbox=active.inbox,
@@ -155,6 +158,9 @@ class Supervisor:
         except HoldLost:
             _log.info("the hold was lost", extra={"run_id": hold.run_id})
         except HandOver:
+            await self._hand_over(hold)
+        except DatabaseError as error:
+            _log.warning("the run is given back: %s", error, extra={"run_id": hold.run_id})
             await self._hand_over(hold)
         except UnknownModel as error:
             _log.error("the model cannot be used: %s", error.message, extra={"run_id": hold.run_id})

@@ -8,10 +8,8 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from agents.types import Snapshot
 from db.engine import Transaction
 from db.ids import parse_id, public
-from db.snapshots import load_snapshot
 
 LEASE_S = 3.0
 CANDIDATES_PER_TENANT = 8
@@ -26,12 +24,11 @@ class Hold(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """A hold just made, with all that its loop starts from. `now` is the database's time at the claim."""
+    """A hold just made, and where its session stands. `now` is the database's time at the claim."""
 
     hold: Hold
     commit_no: int
     last_seq: int
-    snapshot: Snapshot
     now: datetime
     tenant_id: UUID
 
@@ -146,7 +143,6 @@ async def claim_run(tx: Transaction, *, worker_id: str) -> Claim | None:
         hold=hold,
         commit_no=taken["commit_no"],
         last_seq=taken["last_seq"],
-        snapshot=await load_snapshot(tx, session_id=hold.session_id, run_id=hold.run_id),
         now=taken["now"],
         tenant_id=taken["tenant_id"],
     )
