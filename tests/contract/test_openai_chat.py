@@ -195,6 +195,14 @@ def test_a_frame_is_the_same_at_every_split_point() -> None:
         assert [decode_json(frame.data) for frame in frames] == [{"t": "修复 🙂 é"}]
 
 
+def test_a_line_end_of_two_characters_is_one_at_every_split_point() -> None:
+    stream = b'event: error\r\ndata: {"a":\r\ndata: 1}\r\n\r\n'
+    for split in range(len(stream) + 1):
+        reader = SseReader()
+        frames = reader.feed(stream[:split]) + reader.feed(stream[split:]) + reader.finish()
+        assert frames == [("error", b'{"a":\n1}')]
+
+
 @pytest.mark.parametrize("line_end", ["\r\n", "\r"])
 async def test_every_line_end_of_the_standard_is_read(line_end: str) -> None:
     stream = sse(content("a"), chunk(None, "stop"), DONE).replace(b"\n", line_end.encode())
