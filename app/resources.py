@@ -10,7 +10,10 @@ from litestar import Request
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from app.queue import WakeUps
 from app.settings import Settings, Vendor
+from app.streaming.hub import Hub
+from app.streaming.limits import StreamLimits
 from app.streaming.publisher import Publisher
 from db.engine import Database
 from providers.pricing import ModelPrice
@@ -19,6 +22,7 @@ from tools.builtin import builtin_registry
 from tools.registry import ToolRegistry
 
 REDIS_TIMEOUT_S = 2.0
+HEARTBEAT_CHECK_S = 1.0  # silence is measured once a second, so a heartbeat may come this much later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,8 @@ class Resources:
     database: Database
     redis: Redis
     publisher: Publisher
+    hub: Hub
+    wake_ups: WakeUps
     providers: Registry
     tools: ToolRegistry
     metrics: CollectorRegistry
@@ -63,6 +69,15 @@ def provider_settings(settings: Settings) -> ProviderSettings:
     )
 
 
+def stream_limits(settings: Settings) -> StreamLimits:
+    """What an operator can set of the bounds on reading."""
+    return StreamLimits(
+        stall_bytes=settings.stream_buffer_bytes,
+        stall_s=settings.stream_send_timeout_s,
+        heartbeat_s=max(settings.stream_heartbeat_s - HEARTBEAT_CHECK_S, HEARTBEAT_CHECK_S / 10),
+    )
+
+
 @asynccontextmanager
 async def open_resources(settings: Settings, metrics: CollectorRegistry) -> AsyncIterator[Resources]:
     """Everything an api process needs; all of it is closed at the end of the block."""
@@ -77,6 +92,11 @@ async def open_resources(settings: Settings, metrics: CollectorRegistry) -> Asyn
         stack.push_async_callback(redis.aclose)
         publisher = Publisher.open(settings.redis_url)
         stack.push_async_callback(publisher.aclose)
+        hub = Hub(database, settings.redis_url, stream_limits(settings))
+        await hub.start()
+        stack.push_async_callback(hub.close)
+        wake_ups = WakeUps(settings.redis_url)
+        stack.push_async_callback(wake_ups.aclose)
         providers = Registry(provider_settings(settings))
         stack.push_async_callback(providers.aclose)
         yield Resources(
@@ -84,6 +104,8 @@ async def open_resources(settings: Settings, metrics: CollectorRegistry) -> Asyn
             database=database,
             redis=redis,
             publisher=publisher,
+            hub=hub,
+            wake_ups=wake_ups,
             providers=providers,
             tools=builtin_registry(),
             metrics=metrics,

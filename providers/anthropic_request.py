@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from providers.anthropic_models import ClaudeModel, claude_model
 from providers.cleaning import clean_text
 from providers.errors import RequestRejected
+from providers.think_effort import nearest
 from providers.tool_names import ToolNames
 from providers.types import (
     Base64Source,
@@ -108,7 +108,7 @@ def _thinking(model: ClaudeModel, effort: float | None, limit: int, *, forces_to
 def _effort(model: ClaudeModel, effort: float | None) -> str | None:
     if effort is None or not model.efforts:
         return None
-    return model.efforts[max(0, math.ceil(effort * len(model.efforts)) - 1)]
+    return nearest(effort, model.efforts)
 
 
 def _may_replay_thinking(model: ClaudeModel, thinking: JsonObject) -> bool:

@@ -16,6 +16,6 @@ async def announce(resources: Resources, *admissions: Admission | None) -> None:
         if admission.events:
             await resources.publisher.announce(admission.session_id, admission.events)
         if admission.wake:
-            await resources.publisher.wake_workers()
+            await resources.wake_ups.wake()
         if admission.signal_cancel:
             await resources.publisher.signal_cancel(admission.session_id)

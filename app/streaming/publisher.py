@@ -65,10 +65,6 @@ class Publisher:
         publication = Publication(session_id=session_id, epoch=epoch, payload=encode_batch(batch))
         await self._try("EVALSHA", PUBLISH_SHA, *publication.arguments(), otherwise=("EVAL", PUBLISH))
 
-    async def wake_workers(self) -> None:
-        """Tells workers that a run may be waiting. Never fails; a lost call costs a second at most."""
-        await self._try("PUBLISH", keys.WAKE_CHANNEL, b"")
-
     async def signal_cancel(self, session_id: str) -> None:
         """Tells the worker that holds the session to look for a cancel. Never fails, may be lost."""
         await self._try("PUBLISH", keys.CANCEL_CHANNEL, session_id)

@@ -150,7 +150,7 @@ BOUND = {**SUMMARIZED, "block_binding": {"prefix_mismatch_behavior": "drop_block
         ("claude-opus-5", None, SUMMARIZED, None),
         ("claude-opus-5", 0.0, {"type": "disabled"}, None),
         ("claude-opus-5", 0.01, SUMMARIZED, "low"),
-        ("claude-opus-5", 0.5, SUMMARIZED, "high"),
+        ("claude-opus-5", 0.5, SUMMARIZED, "medium"),
         ("claude-opus-5", 1.0, SUMMARIZED, "max"),
         ("claude-opus-4-8", None, None, None),
         ("claude-opus-4-8", 0.0, None, None),
