@@ -650,6 +650,15 @@ async def test_a_transcript_keeps_results_behind_their_calls_in_the_order_of_the
     ]
 
 
+async def test_an_id_that_returns_in_a_later_turn_keeps_the_result_of_its_own_turn() -> None:
+    def turn(answer: str) -> tuple[Message, Message]:
+        result = ToolResultBlock(tool_use_id="a", content=(text(answer),))
+        return message("assistant", USE_A), message("tool", result)
+
+    body = await sent_for(request(message("user", text("q")), *turn("first"), *turn("second")))
+    assert [sent["content"] for sent in body["messages"] if sent["role"] == "tool"] == ["first", "second"]
+
+
 async def test_empty_messages_are_not_sent_and_neighbours_are_one() -> None:
     """H-04."""
     touch = ToolUseBlock(id="a", name="touch")

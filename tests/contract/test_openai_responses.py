@@ -287,6 +287,26 @@ async def test_items_are_not_told_twice_by_the_end() -> None:
     assert len(calls_of(events)) == 1
 
 
+async def test_items_without_a_position_are_known_by_their_ids() -> None:
+    def bare(kind: str, item: dict[str, Any]) -> dict[str, Any]:
+        return event(f"output_item.{kind}", item=item)
+
+    pieces = [event("function_call_arguments.delta", item_id="fc_1", delta=part) for part in ('{"x"', ": 1}")]
+    events = await events_of(
+        created(),
+        bare("done", SAID),
+        bare("added", CALL_A | {"arguments": ""}),
+        *pieces,
+        bare("done", CALL_A),
+        ended(output=[SAID, CALL_A]),
+    )
+    assert text_of(events) == "Hé 🙂"
+    assert calls_of(events) == [ToolCallEnd(index=1, input={"x": 1})]
+    kept = end_of(events).native
+    assert kept is not None
+    assert json.loads(kept.body) == [SAID, CALL_A]
+
+
 async def test_a_whole_document_in_place_of_a_stream_is_one_answer() -> None:
     """P-18."""
     document = {"id": "r", "status": "completed", "error": None, "output": [SAID], "usage": USAGE}
@@ -345,6 +365,7 @@ async def test_an_end_without_a_terminal_event_is_truncation(frames: list[Any], 
         pytest.param(
             [done(1, CALL_B | {"arguments": '{"pa', "status": "completed"})], id="done as if complete"
         ),
+        pytest.param([done(1, CALL_B | {"status": "incomplete"})], id="incomplete, though it reads well"),
         pytest.param([done(1, CALL_B | {"arguments": "", "status": "completed"})], id="nothing of it"),
     ],
 )
