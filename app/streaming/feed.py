@@ -99,12 +99,12 @@ class Feed:
         self._wants_previews = False
         self._wants_sync = False
         self._refused_at: int | None = None
+        self._is_closed = False
         self._sync_task: asyncio.Task[None] | None = None
 
     def close(self) -> asyncio.Task[None] | None:
-        """Stops reading. The task returned is about to end."""
-        if self._sync_task is not None:
-            self._sync_task.cancel()
+        """Stops after the read that is going on, which is not torn off. The task returned is about to end."""
+        self._is_closed = True
         return self._sync_task
 
     # -- what comes in ----------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Feed:
         """One at a time. Ends with everything delivered that was parked."""
         if self.ring is None:
             await self._source.acknowledged(self.session_id)
-        while self._wants_sync:
+        while self._wants_sync and not self._is_closed:
             self._wants_sync = False
             with_previews, self._wants_previews = self._wants_previews, False
             try:
@@ -172,7 +172,7 @@ class Feed:
         if (error := task.exception()) is not None:
             log.error("events of %s could not be read", self.session_id, exc_info=error)
             self._parked, self._parked_bytes = [], 0
-        elif self._wants_sync:
+        elif self._wants_sync and not self._is_closed:
             self.synchronize(with_previews=False)
         self._wake()
 
@@ -187,7 +187,7 @@ class Feed:
             self.seq = head.last_seq
         self.previews.raise_epoch(head.epoch)
         self._counters.fills += 1
-        while self.seq < head.last_seq:
+        while self.seq < head.last_seq and not self._is_closed:
             events = await self._source.page(self.session_id, self.seq)
             if not events:
                 return

@@ -48,7 +48,7 @@ class Hub:
     def __init__(self, database: Database, redis_url: str, limits: StreamLimits | None = None) -> None:
         self.limits = limits or StreamLimits()
         self.counters = Counters()
-        self.is_closing = False
+        self._closing = asyncio.Event()
         self._database = database
         self._redis: Any = connect(redis_url)  # its commands have no types
         self._subscriptions = Subscriptions(
@@ -77,7 +77,7 @@ class Hub:
 
     async def close(self) -> None:
         """Resets all streams after flushing them. Safe to call twice."""
-        self.is_closing = True
+        self._closing.set()
         for stream in self._streams:
             stream.wake()
         try:
@@ -89,10 +89,13 @@ class Hub:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._until_all_left()
-        tasks, self._tasks = [*self._tasks, *self._ending], []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._poll_soon.set()
+        tasks, self._tasks = {*self._tasks, *self._ending}, []
+        if tasks:  # reads that are going on are let end, so that their connections stay good
+            _, late = await asyncio.wait(tasks, timeout=self.limits.end_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await self._subscriptions.aclose()
         await self._redis.aclose()
 
@@ -100,6 +103,10 @@ class Hub:
         while self._streams:
             self._has_left.clear()
             await self._has_left.wait()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing.is_set()
 
     @property
     def open_streams(self) -> int:
@@ -283,7 +290,7 @@ class Hub:
     async def _poll_for_ever(self) -> None:
         """Compares all watched sessions at each interval, and those that may be idle at once."""
         polled_at = time.monotonic()
-        while True:
+        while not self.is_closing:
             limits = self.limits
             interval_s = limits.poll_s if self._subscriptions.is_connected else limits.unwell_poll_s
             with contextlib.suppress(TimeoutError):
@@ -314,7 +321,10 @@ class Hub:
     async def _tick_for_ever(self) -> None:
         """Heartbeats for those that are silent, the end for those that are stuck."""
         while True:
-            await asyncio.sleep(TICK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._closing.wait()
+                    return
             now = time.monotonic()
             for stream in list(self._streams):
                 if stream.is_stuck(now):

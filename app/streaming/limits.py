@@ -46,5 +46,8 @@ class StreamLimits(Struct, frozen=True, kw_only=True):
 
     database_read_s: float = 5.0
 
+    end_s: float = 1.0
+    """How long reads of Postgres have at shutdown to come to their end."""
+
     flush_s: float = 1.5
     """How long readers have at shutdown to take what was produced."""

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import uvicorn
 from litestar import Litestar, get
-from litestar.params import HeaderParameter
+from litestar.params import FromPath, FromQuery, HeaderParameter
 
 from agents.events import AgentMessage, Event, StatusIdle, StatusRunning, StopReason
 from agents.log import LoggedEvent, number
@@ -197,10 +197,10 @@ class Replica:
 def streaming_app(hub: Hub) -> Litestar:
     @get("/{session_id:str}")
     async def stream(
-        session_id: str,
-        after: str | None = None,
-        until: str | None = None,
-        event_deltas: list[str] | None = None,
+        session_id: FromPath[str],
+        after: FromQuery[str | None] = None,
+        until: FromQuery[str | None] = None,
+        event_deltas: FromQuery[list[str] | None] = None,
         last_event_id: Annotated[str | None, HeaderParameter(name="last-event-id")] = None,
     ) -> EventStream:
         opened = await hub.open(
