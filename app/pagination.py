@@ -83,10 +83,10 @@ def page_query(  # noqa: PLR0917 (injected by name)
 ) -> PageQuery:
     """The page that the query parameters ask for, for injection into handlers. Raises: InvalidRequest."""
     bounds = Created(
-        gt=_aware(created_after),
-        gte=_aware(created_from),
-        lt=_aware(created_before),
-        lte=_aware(created_until),
+        gt=aware(created_after),
+        gte=aware(created_from),
+        lt=aware(created_before),
+        lte=aware(created_until),
     )
     return PageQuery(limit=limit, before=None if page is None else read_cursor(page), created=bounds)
 
@@ -125,6 +125,6 @@ def both_forms(plain: list[str] | None, bracketed: list[str] | None) -> list[str
     return [*(plain or ()), *(bracketed or ())]
 
 
-def _aware(moment: datetime | None) -> datetime | None:
+def aware(moment: datetime | None) -> datetime | None:
     """A time without an offset is UTC."""
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

@@ -1,6 +1,7 @@
 """Reading the event log of a session: pages of events, and where its end is."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Literal
 
 from msgspec import Struct
@@ -93,6 +94,10 @@ async def list_events(
     after_seq: int | None = None,
     before_seq: int | None = None,
     types: Sequence[str] = (),
+    created_gt: datetime | None = None,
+    created_gte: datetime | None = None,
+    created_lt: datetime | None = None,
+    created_lte: datetime | None = None,
     order: Literal["asc", "desc"] = "asc",
     limit: int = 100,
 ) -> list[LoggedEvent]:
@@ -104,6 +109,10 @@ async def list_events(
             AND seq > coalesce($2, 0)
             AND ($3::bigint IS NULL OR seq < $3)
             AND (cardinality($4::text[]) = 0 OR type = ANY($4))
+            AND ($6::timestamptz IS NULL OR created_at > $6)
+            AND ($7::timestamptz IS NULL OR created_at >= $7)
+            AND ($8::timestamptz IS NULL OR created_at < $8)
+            AND ($9::timestamptz IS NULL OR created_at <= $9)
         ORDER BY seq {"ASC" if order == "asc" else "DESC"} LIMIT $5
         """,
         to_uuid(session_id),
@@ -111,6 +120,10 @@ async def list_events(
         before_seq,
         list(types),
         limit,
+        created_gt,
+        created_gte,
+        created_lt,
+        created_lte,
     )
     return [_event(row) for row in rows]
 

@@ -1,9 +1,30 @@
 """One module per resource; `ROUTES` is all that the server answers."""
 
-from app.routes import admin, agents, catalogue, docs, files, health
+from app.routes import (
+    admin,
+    agent_prompt,
+    agents,
+    catalogue,
+    docs,
+    events,
+    files,
+    health,
+    messages,
+    prompts,
+    runs,
+    sessions,
+    usage,
+)
 
 ROUTES = [
     *agents.ROUTES,
+    *agent_prompt.ROUTES,
+    *sessions.ROUTES,
+    *events.ROUTES,
+    *prompts.ROUTES,
+    *runs.ROUTES,
+    *messages.ROUTES,
+    *usage.ROUTES,
     *files.ROUTES,
     *catalogue.ROUTES,
     *admin.ROUTES,

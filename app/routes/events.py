@@ -1,21 +1,22 @@
 """The event log of a session: what clients put into it, and how they read it."""
 
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from litestar import get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from agents.events import AnyEvent, UserCustomToolResult, UserInterrupt, UserMessage
 from agents.log import LoggedEvent
+from agents.types import DeltaKind
 from app.auth import SESSION_TOKENS, Principal
 from app.errors import InvalidRequest
 from app.http_json import ApiRequest
 from app.idempotency import once
-from app.pagination import After, Before, Cursor, From, Limit, Page, Until, both_forms
+from app.pagination import After, Before, Cursor, From, Limit, Page, Until, aware, both_forms
 from app.resources import Resources
 from app.routes.admissions import announce
 from app.routes.inputs import (
@@ -28,18 +29,39 @@ from app.routes.inputs import (
 )
 from app.routes.positions import Direction, position_page, read_position
 from app.streaming.frames import parse_cursor
+from app.streaming.response import EventStream, NothingFollows
 from db.admission import Admission, admit
+from db.ids import parse_id
 from db.log import list_events
 from db.sessions import require_session
 from db.transcript import get_events
 from providers.types import JsonObject
 
 DEFAULT_EVENTS = 100
+SESSION_HEADER = "armillary-session-id"
+RUN_HEADER = "armillary-run-id"
 SentEvent = UserMessage | UserInterrupt | UserCustomToolResult
 
 AfterEvent = Annotated[
     str | None,
     QueryParameter(name="after", description="Only what follows this `seq`, or this `id` of a stream."),
+]
+UntilIdle = Annotated[
+    Literal["idle"] | None,
+    QueryParameter(
+        name="until",
+        description="`idle`: end when nothing more comes by itself. Without `after` begin at the newest run.",
+    ),
+]
+Deltas = Annotated[
+    list[DeltaKind] | None,
+    QueryParameter(name="event_deltas", description="Kinds of events to preview while they are produced."),
+]
+DeltasInBrackets = Annotated[
+    list[DeltaKind] | None, QueryParameter(name="event_deltas[]", description="As `event_deltas`.")
+]
+LastEventId = Annotated[
+    str | None, HeaderParameter(name="Last-Event-ID", description="The last `id` that the reader has.")
 ]
 Types = Annotated[list[str] | None, QueryParameter(name="types", description="Only events of these types.")]
 TypesInBrackets = Annotated[list[str] | None, QueryParameter(name="types[]", description="As `types`.")]
@@ -117,10 +139,51 @@ async def list_session_events(
             after_seq=position if position is not None and order == "asc" else after_seq,
             before_seq=position if order == "desc" else None,
             types=both_forms(types, types_in_brackets),
+            created_gt=aware(created_after),
+            created_gte=aware(created_from),
+            created_lt=aware(created_before),
+            created_lte=aware(created_until),
             order=order,
             limit=limit + 1,
         )
     return position_page(rows, limit=limit, view=as_stored, place=lambda row: row.seq)
+
+
+@get(
+    "/v1/sessions/{session_id:str}/events/stream",
+    opt={**SESSION_TOKENS, "event_stream": True},
+    tags=["Events"],
+)
+async def stream_session_events(
+    *,
+    session_id: FromPath[str],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+    after: AfterEvent = None,
+    until: UntilIdle = None,
+    event_deltas: Deltas = None,
+    event_deltas_in_brackets: DeltasInBrackets = None,
+    last_event_id: LastEventId = None,
+) -> EventStream:
+    """Streams the log as Server-Sent Events: first what `after` lacks, then live, without gap or repetition.
+
+    Without `after` it begins at this moment. A reader that comes back with `Last-Event-ID` goes on where it
+    was; the header wins over `after`. Previews come only for the kinds that are asked for. With nothing left
+    to come the answer is 204.
+    """
+    parse_id("sess", session_id)
+    stream = await resources.hub.open(
+        session_id=session_id,
+        tenant_id=principal.tenant_id,
+        after=after,
+        last_event_id=last_event_id,
+        until_idle=until == "idle",
+        deltas=frozenset((*(event_deltas or ()), *(event_deltas_in_brackets or ()))),
+    )
+    if stream is None:
+        return NothingFollows()
+    stream.headers[SESSION_HEADER] = session_id
+    return stream
 
 
 def read_after(text: str | None) -> int | None:
@@ -140,4 +203,4 @@ def as_stored(event: LoggedEvent) -> AnyEvent:
     return cast("AnyEvent", msgspec.Raw(event.json))
 
 
-ROUTES: list[Any] = [send_events, list_session_events]
+ROUTES: list[Any] = [send_events, list_session_events, stream_session_events]

@@ -16,7 +16,9 @@ from app.auth import Principal
 from app.errors import InvalidField, NotAvailable
 from app.resources import Resources
 from db.admission import AnswerInput, Input, InterruptInput, PromptInput
+from db.agents import get_agent
 from db.engine import Transaction
+from db.ids import parse_id
 from db.sessions import get_session
 from db.transcript import require_files
 from providers.types import Base64Source, FileSource, ImageBlock, TextBlock, UrlSource
@@ -246,3 +248,12 @@ async def model_of_session(resources: Resources, principal: Principal, session_i
     """The name of the model that the session runs with. Raises: NotFound."""
     async with resources.database.transaction(principal.tenant_id) as tx:
         return (await get_session(tx, session_id)).agent.model.id
+
+
+async def model_of_agent(
+    resources: Resources, principal: Principal, agent_id: str, version: int | None = None
+) -> str:
+    """The name of the model of an agent. Raises: NotFound."""
+    async with resources.database.transaction(principal.tenant_id) as tx:
+        agent = await get_agent(tx, parse_id("agent", agent_id), version=version)
+    return agent.config.model.id

@@ -25,7 +25,7 @@ from app.pagination import (
 from app.resources import Resources
 from app.routes.admissions import announce
 from app.routes.positions import Direction
-from app.routes.settling import MAX_WAIT_S, wait_for_run
+from app.routes.settling import MAX_WAIT_S, wait_for_run, while_connected
 from db.admission import Admission, cancel_run
 from db.ids import to_uuid
 from db.runs import Run, RunResult, RunState, RunToolResult, RunUsage, get_run, list_runs, run_result
@@ -86,12 +86,14 @@ async def get_one_run(
 @get("/v1/runs/{run_id:str}/wait", opt=SESSION_TOKENS, tags=["Runs"])
 async def wait_for_one_run(
     run_id: FromPath[str],
+    request: ApiRequest,
     principal: NamedDependency[Principal],
     resources: NamedDependency[Resources],
     timeout_s: WaitSeconds = 60.0,
 ) -> RunView:
     """Answers when the run is closed or waits for the client, or else as it stands after `timeout_s`."""
-    run, result = await wait_for_run(resources, principal, run_id, timeout_s=timeout_s)
+    waiting = wait_for_run(resources, principal, run_id, timeout_s=timeout_s)
+    run, result = await while_connected(request, waiting)
     return view_run(run, result)
 
 

@@ -27,13 +27,19 @@ from app.routes.agent_inputs import (
     to_tools,
 )
 from app.routes.agents import Metadata, MetadataPatch, System
-from app.routes.inputs import MAX_EVENTS, EventParam, require_image_files, require_sight, to_inputs
+from app.routes.inputs import (
+    MAX_EVENTS,
+    EventParam,
+    model_of_agent,
+    require_image_files,
+    require_sight,
+    to_inputs,
+)
 from app.routes.positions import Direction
 from app.routes.session_views import SessionView, view_session
 from db import sessions
 from db.admission import Admission, Input, PromptInput, admit, append_events
-from db.agents import get_agent
-from db.ids import parse_id, to_uuid
+from db.ids import to_uuid
 from db.sessions import SessionFilter, SessionStatus
 from providers.types import JsonObject
 
@@ -306,9 +312,9 @@ async def _model_of(
     """The name of the model that a new session would run with. Raises: NotFound."""
     if "model" in overrides:
         return str(overrides["model"]["id"])
-    agent_id, version = (agent, None) if isinstance(agent, str) else (agent.id, agent.version)
-    async with resources.database.transaction(principal.tenant_id) as tx:
-        return (await get_agent(tx, parse_id("agent", agent_id), version=version)).config.model.id
+    if isinstance(agent, str):
+        return await model_of_agent(resources, principal, agent)
+    return await model_of_agent(resources, principal, agent.id, agent.version)
 
 
 ROUTES = [

@@ -2,11 +2,17 @@
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from app.auth import Principal
+from app.errors import ClientGone
+from app.http_json import ApiRequest
 from app.resources import Resources
 from db.ids import to_uuid
 from db.runs import Run, RunResult, get_run, prompt_outcome, run_result
+
+Value = TypeVar("Value")
 
 MAX_WAIT_S = 600.0
 FIRST_LOOK_S = 0.05
@@ -14,17 +20,18 @@ LOOKS_GROW = 1.3
 LAST_LOOK_S = 0.5
 
 
-class Patience:
+class _Patience:
     """When to look again: soon at first, since many runs are short, then at most twice a second."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, resources: Resources, timeout_s: float) -> None:
+        self._hub = resources.hub
         self._deadline = time.monotonic() + timeout_s
         self._pause_s = FIRST_LOOK_S
 
     async def pause(self) -> bool:
-        """Waits until it is time to look again; False when the time is over."""
+        """Waits until it is time to look again; False when the time is over or the server stops."""
         left_s = self._deadline - time.monotonic()
-        if left_s <= 0:
+        if left_s <= 0 or self._hub.is_closing:
             return False
         await asyncio.sleep(min(self._pause_s, left_s))
         self._pause_s = min(self._pause_s * LOOKS_GROW, LAST_LOOK_S)
@@ -38,7 +45,7 @@ async def wait_for_run(
 
     No database connection is held between two looks. Raises: NotFound.
     """
-    patience = Patience(timeout_s)
+    patience = _Patience(resources, timeout_s)
     while True:
         async with resources.database.transaction(principal.tenant_id) as tx:
             run = await get_run(tx, run_id)
@@ -56,7 +63,7 @@ async def wait_for_prompt(
 
     Raises: NotFound.
     """
-    patience = Patience(timeout_s)
+    patience = _Patience(resources, timeout_s)
     while True:
         async with resources.database.transaction(principal.tenant_id) as tx:
             outcome = await prompt_outcome(tx, prompt_id)
@@ -67,3 +74,24 @@ async def wait_for_prompt(
             return None, None
         if not await patience.pause():
             return run, None
+
+
+async def while_connected(request: ApiRequest, waiting: Coroutine[Any, Any, Value]) -> Value:
+    """What `waiting` returns; given up as soon as the client has left. Raises: ClientGone."""
+    work = asyncio.create_task(waiting)
+    watch = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone("The connection closed before there was an answer; the run goes on.")
+        return work.result()
+    finally:
+        work.cancel()
+        watch.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)
+
+
+async def _left(request: ApiRequest) -> None:
+    """Returns when the client has left. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
