@@ -1,8 +1,11 @@
 """What is shipped, and what it is built from."""
 
+import ast
 import re
+import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NOT_SHIPPED = {"tests", "benchmarks", "examples"}
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 
@@ -86,7 +90,7 @@ def test_the_wheel_holds_the_files_that_packages_read_at_run_time(wheel_files: s
 
 def test_every_folder_with_modules_of_ours_is_shipped() -> None:
     shipped = set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
-    assert shipped == {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert shipped == {path.parent.name for path in ROOT.glob("*/__init__.py")} - NOT_SHIPPED
 
 
 def test_the_command_starts_what_the_wheel_holds(wheel_files: set[str]) -> None:
@@ -94,3 +98,33 @@ def test_the_command_starts_what_the_wheel_holds(wheel_files: set[str]) -> None:
     path = f"{module.replace('.', '/')}.py"
     assert path in wheel_files
     assert f"def {function}(" in (ROOT / path).read_text()
+
+
+def test_every_library_that_we_import_is_declared() -> None:
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    names = {
+        name
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+        for name in imported_libraries(path)
+        if name not in packages
+    }
+    brought_by = metadata.packages_distributions()
+    known = {canonicalize_name(requirement.name) for requirement in declared(with_dev=False)}
+    undeclared = {
+        name: brought_by.get(name)
+        for name in names
+        if not known & set(map(canonicalize_name, brought_by[name]))
+    }
+    assert undeclared == {}
+
+
+def imported_libraries(path: Path) -> set[str]:
+    """The top-level names outside the standard library that a module imports anywhere."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names
