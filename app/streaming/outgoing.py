@@ -1,6 +1,7 @@
 """What one hold has to say to readers, from the moment it is said to the moment Redis has it."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -125,12 +126,14 @@ class SessionPublisher:
 
     async def aclose(self, *, timeout_s: float = 2.0) -> None:
         """Waits until Redis has everything, or for as long as is worth it."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._is_idle.wait()
-        except TimeoutError:
-            pass
+                await self.flushed()
         self._fall_silent()
+
+    async def flushed(self) -> None:
+        """Returns when Redis has everything that was said, or nothing more will be sent."""
+        await self._is_idle.wait()
 
     # -- for the flusher --------------------------------------------------------------------------------
 

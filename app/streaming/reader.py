@@ -103,6 +103,8 @@ class Reader:
             self._had = feed.previews.indexes_at(self._resume)
             if not self._had and not ring.has_preview(position, self._resume.n or 0):
                 self._resume = None
+        if self._resume is None and self.seq >= feed.seq:
+            return ring.end  # it gets what is unfinished in one piece
         return position
 
     def _leave_ring(self) -> None:
