@@ -9,19 +9,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+from providers.think_effort import nearest
 from providers.types import Capabilities
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-_EFFORT_POSITIONS: dict[Effort, float] = {
-    "none": 0.0,
-    "minimal": 0.1,
-    "low": 0.25,
-    "medium": 0.5,
-    "high": 0.75,
-    "xhigh": 0.9,
-    "max": 1.0,
-}
 
 _CLASSIC: tuple[Effort, ...] = ("low", "medium", "high")
 _WITH_MINIMAL: tuple[Effort, ...] = ("minimal", "low", "medium", "high")
@@ -63,17 +54,9 @@ class ModelFamily(Struct, frozen=True, kw_only=True):
         )
 
 
-def nearest_effort(levels: tuple[Effort, ...], think_effort: float | None) -> Effort | None:
-    """The level of `levels` (weakest first) nearest to `think_effort`; None leaves the choice to the API.
-
-    0 is `none`, or the weakest level of a model that cannot be stopped from thinking; above 0 it thinks.
-    """
-    if think_effort is None or not levels:
-        return None
-    if think_effort <= 0:
-        return levels[0]
-    thinking = [level for level in reversed(levels) if level != "none"]  # of two as near, the stronger
-    return min(thinking, key=lambda level: abs(_EFFORT_POSITIONS[level] - think_effort))
+def nearest_effort(levels: tuple[Effort, ...], think_effort: float | None) -> str | None:
+    """The level nearest to `think_effort`; None leaves the choice to the API, or there are no levels."""
+    return nearest(think_effort, levels) if think_effort is not None and levels else None
 
 
 _DATED = r"(-\d{4}-\d{2}-\d{2})?"
