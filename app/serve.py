@@ -35,6 +35,11 @@ DEMO_AGENT = {
     "name": "demo",
     "model": "rehearsal:demo",
     "system": "You are a friendly guide to this server.",
+    "tools": [
+        {"type": "builtin", "name": "calculate"},
+        {"type": "builtin", "name": "current_time"},
+        {"type": "builtin", "name": "delay"},
+    ],
 }
 
 
@@ -132,7 +137,6 @@ def serve(settings: Settings) -> int:
         else:
             settings.data_path.mkdir(parents=True, exist_ok=True, mode=0o700)
         access = asyncio.run(_prepare(settings, base_url(listener)))
-        write_access(settings.data_path, access)
         family = stack.enter_context(
             Family(stop_s=max(settings.api_shutdown_s, settings.worker_shutdown_s) + STOP_MARGIN_S)
         )
@@ -140,6 +144,7 @@ def serve(settings: Settings) -> int:
         if not _wait_until_ready(inbox, family, access):
             return 0
         access = _with_demo_agent(access)
+        # Only when it answers: whoever finds the file may call at once.
         write_access(settings.data_path, access)
         sys.stdout.write(welcome(access))
         sys.stdout.flush()
@@ -258,7 +263,7 @@ def welcome(access: Access) -> str:
         f"API key: {access.api_key}\n"
         f"curl -N {access.base_url}/v1/agents/{access.agent_id}/prompt"
         f" -H 'Authorization: Bearer {access.api_key}' -H 'Content-Type: application/json'"
-        """ -d '{"prompt": "Tell me what you can do.", "stream": true}'\n"""
+        """ -d '{"prompt": "What is 12 * 34?", "stream": true}'\n"""
     )
 
 

@@ -80,14 +80,21 @@ class Registry:
         """
         vendor, model = self._find(name)
         provider = self._provider(vendor)
-        capabilities = self._settings.capabilities.get(f"{vendor.name}:{model}")
         return ResolvedModel(
             vendor=vendor.name,
             api=provider.api,
             model=model,
             provider=provider,
-            capabilities=capabilities or provider.capabilities(model),
+            capabilities=self.capabilities(name),
         )
+
+    def capabilities(self, name: str) -> Capabilities:
+        """What a model can do, from the settings or the tables. Imports no SDK and does no I/O.
+
+        Raises: UnknownModel, as `check_model`.
+        """
+        vendor, model = self._find(name)
+        return self._settings.capabilities.get(f"{vendor.name}:{model}") or vendor.capabilities(model)
 
     def price(self, vendor: str, model: str, usage: Usage, at: datetime) -> Price:
         """The cost of a request, with the prices of the settings.

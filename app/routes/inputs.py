@@ -3,7 +3,6 @@
 Shared types ignore unknown fields, since they are also read from storage; the structs here refuse them.
 """
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -228,14 +227,13 @@ async def require_sight(
 ) -> None:
     """Returns when the model can see the images of prompts, if there are any.
 
-    Images in answers to tool calls may go to a model that cannot see: it is told what was left out. Finding
-    out may import a vendor's SDK, so no transaction may be open. Raises: InvalidField, UnknownModel.
+    Images in answers to tool calls may go to a model that cannot see: it is told what was left out.
+    Raises: InvalidField, UnknownModel.
     """
     if not any(isinstance(item, PromptInput) and images_of(item) for item in inputs):
         return
     model = await find_model()
-    resolved = await asyncio.to_thread(resources.providers.resolve, model)
-    if not resolved.capabilities.images:
+    if not resources.providers.capabilities(model).images:
         raise InvalidField(f"The model {model!r} cannot see images; use one that can, or send text.")
 
 

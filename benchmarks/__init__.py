@@ -1,0 +1,1 @@
+"""The measured claims. Each figure stands beside a reference of the same run, since machines differ."""
