@@ -13,6 +13,7 @@ from app.auth import authenticate
 from app.errors import to_problem
 from app.http_json import ApiRequest
 from app.injection import DEPENDENCIES
+from app.metrics import ProcessMetrics
 from app.resources import open_resources
 from app.routes import ROUTES
 from app.settings import Settings
@@ -41,6 +42,7 @@ def create_app(settings: Settings) -> Litestar:
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with open_resources(settings, metrics) as resources:
             app.state.resources = resources
+            metrics.register(ProcessMetrics(resources.hub, resources.database))
             yield
 
     app = Api(

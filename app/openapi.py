@@ -20,16 +20,48 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.routes import HTTPRoute
 
 from agents.events import AnyEvent
+from agents.types import DeltaKind
 from app.auth import authenticate
 from app.errors import PROBLEM_MEDIA_TYPE, Problem
 from app.http_json import ApiRequest
 from app.injection import DEPENDENCIES
+from app.streaming.frames import GapReason
 from providers.types import JsonObject
 
 VERSION = "0.1.0"
 REF = "#/components/schemas/{name}"
 EVENT = "SessionEvent"
 FRAME = "SessionEventFrame"
+
+
+class StartedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: DeltaKind
+
+
+class EventStart(msgspec.Struct, frozen=True, kw_only=True, tag="event_start", tag_field="type"):
+    """An event is being produced; its previews follow, and its final form has the same id."""
+
+    event: StartedEvent
+
+
+class EventDelta(msgspec.Struct, frozen=True, kw_only=True, tag="event_delta", tag_field="type"):
+    """More of an event that has started. Append it; what `delta` holds depends on its `type`."""
+
+    event_id: str
+    delta: JsonObject
+
+
+class SessionGap(msgspec.Struct, frozen=True, kw_only=True, tag="session.gap", tag_field="type"):
+    """The cursor could not be read; the log follows from `first_seq`."""
+
+    session_id: str
+    reason: GapReason
+    first_seq: int
+
+
+PREVIEWS = (EventStart, EventDelta, SessionGap)
+"""What a stream carries besides durable events."""
 
 _DESCRIPTION = """\
 Agents as a service: create agents, post prompts, and read every token over Server-Sent Events.
@@ -82,9 +114,10 @@ class _Schemas:
 
 
 def _schemas(kinds: set[Any]) -> _Schemas:
-    schemas = _Schemas([*sorted(kinds, key=str), AnyEvent, Problem])
+    schemas = _Schemas([*sorted(kinds, key=str), AnyEvent, Problem, *PREVIEWS])
     schemas.components[EVENT] = _event_union(schemas.of(AnyEvent))
-    schemas.components[FRAME] = _event_frame()
+    previews = [schemas.of(kind) for kind in PREVIEWS]
+    schemas.components[FRAME] = _event_frame([{"$ref": REF.format(name=EVENT)}, *previews])
     return schemas
 
 
@@ -126,7 +159,10 @@ def _operations(app: Litestar, document: JsonObject) -> Iterator[tuple[HTTPRoute
 def _describe(operation: JsonObject, handler: HTTPRouteHandler, method: str, schemas: _Schemas) -> None:
     """Puts texts, parameters, body, answers and errors in place."""
     operation.pop("deprecated", None)
-    operation["summary"] = inspect.getdoc(handler.fn) or handler.handler_name
+    summary, _, description = (inspect.getdoc(handler.fn) or handler.handler_name).partition("\n\n")
+    operation["summary"] = " ".join(summary.split())
+    if description:
+        operation["description"] = " ".join(description.split())
     if "parameters" in operation:
         operation["parameters"] = [_tidy(parameter) for parameter in operation["parameters"]]
     if (body := _body_type(handler)) is not None:
@@ -197,17 +233,16 @@ def _event_union(schema: JsonObject) -> JsonObject:
     return {"title": EVENT, "description": "Any durable event of a session's log.", **schema}
 
 
-def _event_frame() -> JsonObject:
+def _event_frame(data: list[JsonObject]) -> JsonObject:
     return {
         "title": FRAME,
-        "description": "One Server-Sent Event. `data` is sent as one line of JSON. Frames without data only"
-        " carry an id. Deltas, which are sent when asked for, have ids with a dash.",
+        "description": "One Server-Sent Event; `data` is sent as one line of JSON. A durable event has a"
+        " number as its id, a preview two with a dash between. A frame of an id alone only sets the cursor.",
         "type": "object",
-        "required": ["id"],
         "properties": {
             "id": {"type": "string", "pattern": r"^\d+(-\d+)?$"},
-            "event": {"type": "string", "description": "The event's type."},
-            "data": {"$ref": REF.format(name=EVENT)},
+            "event": {"type": "string", "description": "The `type` of the data."},
+            "data": {"anyOf": data},
         },
     }
 

@@ -34,6 +34,15 @@ def test_every_event_is_told_apart_by_its_type(described: Any) -> None:
         assert schemas[reference.rpartition("/")[2]]["properties"]["type"]["enum"] == [event_type]
 
 
+def test_streams_are_described_frame_by_frame(described: Any) -> None:
+    schemas = described["components"]["schemas"]
+    answer = described["paths"]["/v1/sessions/{session_id}/events/stream"]["get"]["responses"]["200"]
+    reference = answer["content"]["text/event-stream"]["schema"]["$ref"]
+    frame = schemas[reference.rpartition("/")[2]]
+    names = {option["$ref"].rpartition("/")[2] for option in frame["properties"]["data"]["anyOf"]}
+    assert names == {"SessionEvent", "EventStart", "EventDelta", "SessionGap"}
+
+
 def test_request_bodies_are_closed(described: Any) -> None:
     create = described["components"]["schemas"]["AgentCreate"]
     assert create["additionalProperties"] is False
