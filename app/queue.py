@@ -29,6 +29,7 @@ READ_LIMIT = 2000  # above what any fleet has in flight, or arq would not see th
 CONNECTIONS = 16
 
 _log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder(enc_hook=str).encode  # arq serialises errors too, also those that nobody keeps
 
 
 def connect_queue(redis_url: str) -> ArqRedis:
@@ -42,7 +43,7 @@ def connect_queue(redis_url: str) -> ArqRedis:
     )
     return ArqRedis(
         pool,
-        job_serializer=msgspec.json.encode,
+        job_serializer=_encode,
         job_deserializer=msgspec.json.decode,
         default_queue_name=QUEUE_NAME,
     )
@@ -68,7 +69,7 @@ class WakeUps:
             _log.warning("Redis did not take a wake-up: %s", error)
 
     async def aclose(self) -> None:
-        await self._redis.aclose()
+        await self._redis.aclose(close_connection_pool=True)  # a pool that is passed in is left open else
 
 
 class WakeUpWorker(Worker):
@@ -83,6 +84,7 @@ class WakeUpWorker(Worker):
         async def take_run(_: dict[Any, Any]) -> None:
             await take()
 
+        logging.getLogger("arq.worker").setLevel(logging.WARNING)  # it has two lines to say on each wake-up
         super().__init__(
             functions=[func(cast("Any", take_run), name=JOB_NAME, max_tries=1, keep_result=0)],
             queue_name=QUEUE_NAME,
@@ -93,7 +95,7 @@ class WakeUpWorker(Worker):
             keep_result=0,
             queue_read_limit=READ_LIMIT,
             retry_jobs=False,
-            job_serializer=msgspec.json.encode,
+            job_serializer=_encode,
             job_deserializer=msgspec.json.decode,
             log_results=False,
         )
@@ -107,18 +109,22 @@ class WakeUpWorker(Worker):
 
     async def run_for_ever(self) -> None:
         """Serves wake-ups until it is cancelled, through any outage of Redis."""
-        kicks = asyncio.create_task(self._poll_when_kicked())
         try:
-            while True:
-                try:
-                    await self.main()
-                except (RedisError, OSError, TimeoutError) as error:
-                    _log.warning("the queue is away: %s", error)
-                await asyncio.sleep(PAUSE_S)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._poll_when_kicked())
+                group.create_task(self._poll_for_ever())
         finally:
-            kicks.cancel()
-            await asyncio.gather(kicks, *self.tasks.values(), return_exceptions=True)
-            await self.pool.aclose()
+            # Jobs are not cancelled: one that claims a run must come to know whether it has it.
+            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+            await self.pool.aclose(close_connection_pool=True)
+
+    async def _poll_for_ever(self) -> None:
+        while True:
+            try:
+                await self.main()
+            except (RedisError, OSError, TimeoutError) as error:
+                _log.warning("the queue is away: %s", error)
+            await asyncio.sleep(PAUSE_S)
 
     async def _poll_when_kicked(self) -> None:
         while True:
@@ -141,9 +147,13 @@ class WakeUpWorker(Worker):
         if not waiting:
             return
         taken = await self.pool.mget([in_progress_key_prefix + job_id.decode() for job_id in waiting])
-        await super().start_jobs(
-            [job_id for job_id, mark in zip(waiting, taken, strict=True) if mark is None]
-        )
+        free = [job_id for job_id, mark in zip(waiting, taken, strict=True) if mark is None]
+        try:
+            await super().start_jobs(free)
+        except (RedisError, OSError, TimeoutError):
+            # arq had taken a place for the job that it could not start, and would never give it back.
+            super()._release_sem_dec_counter_on_complete()
+            raise
 
     def _release_sem_dec_counter_on_complete(self) -> None:
         super()._release_sem_dec_counter_on_complete()

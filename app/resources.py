@@ -74,7 +74,7 @@ def stream_limits(settings: Settings) -> StreamLimits:
     return StreamLimits(
         stall_bytes=settings.stream_buffer_bytes,
         stall_s=settings.stream_send_timeout_s,
-        heartbeat_s=max(settings.stream_heartbeat_s - HEARTBEAT_CHECK_S, HEARTBEAT_CHECK_S / 10),
+        heartbeat_s=max(settings.stream_heartbeat_s - HEARTBEAT_CHECK_S, 0.1),
     )
 
 
