@@ -4,6 +4,7 @@ Postgres refuses NUL, UTF-8 has no lone surrogates, and JSON has no NaN. Text is
 both streamed and stored, so that replay equals live. Signed provider blocks never pass through here.
 """
 
+import math
 from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -32,7 +33,7 @@ def clean_json(value: Any, *, depth: int = MAX_DEPTH) -> Any:
     """
     if isinstance(value, str):
         return clean_text(value)
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         raise UncleanJson("NaN and Infinity are not JSON numbers")
     if isinstance(value, dict | list) and depth == 0:
         raise UncleanJson(f"nested deeper than {MAX_DEPTH} levels")

@@ -8,7 +8,7 @@ Prefix = Literal["agent", "sess", "run", "evt", "msg", "file", "key", "ten", "wo
 
 
 def new_id(prefix: Prefix) -> str:
-    """A fresh id. Ids made later in one process sort later by the millisecond; they are names, not an order."""
+    """A fresh id. Ids sort by the millisecond they were made in, but they are names, not an order."""
     milliseconds = time.time_ns() // 1_000_000
     random = int.from_bytes(os.urandom(10), "big")
     value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | random
