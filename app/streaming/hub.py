@@ -76,7 +76,7 @@ class Hub:
         ]
 
     async def close(self) -> None:
-        """Resets all streams after flushing them. Safe to call twice."""
+        """Flushes all streams and breaks them off; readers come back elsewhere. Safe to call twice."""
         self._closing.set()
         for stream in self._streams:
             stream.wake()
@@ -115,6 +115,11 @@ class Hub:
     @property
     def watched_sessions(self) -> int:
         return len(self._feeds)
+
+    def delivered_seq(self, session_id: str) -> int | None:
+        """The last event that readers of this session were given; None when nobody watches it."""
+        feed = self._feeds.get(session_id)
+        return None if feed is None else feed.seq
 
     @property
     def subscribed_channels(self) -> int:

@@ -61,7 +61,7 @@ class EventStream(EventSourceResponse):
             await self._write(send, self._opening.first)
             await self._follow(feed, send)
             if not self._is_gone and not self._reader.is_finished(feed):
-                await self._reset()
+                await self._break_off(scope)
             if self._is_gone:
                 await asyncio.wait([watcher], timeout=DRAIN_S)  # the server knows it too, then
         finally:
@@ -154,8 +154,12 @@ class EventStream(EventSourceResponse):
         self._is_gone = True
         self._wake.set()
 
-    async def _reset(self) -> None:
-        """Flushes, then closes so that no client can take it for the end of the stream."""
+    async def _break_off(self, scope: Scope) -> None:
+        """Flushes, then closes so that no client can take it for the end of the stream.
+
+        A chunked answer lacks its last chunk then. A reset would say the same and make many clients drop what
+        they have received but not read; it is only for answers of which the closing is the end.
+        """
         transport = self._transport
         if transport is None:
             return  # the server closes an answer that was not completed
@@ -163,6 +167,10 @@ class EventStream(EventSourceResponse):
             if transport.get_write_buffer_size() == 0 or self._is_gone:
                 break
             await asyncio.sleep(DRAIN_STEP_S)
+        if transport.get_write_buffer_size() == 0 and scope["http_version"] != "1.0":
+            self._is_gone = True
+            transport.close()
+            return
         raw = transport.get_extra_info("socket")
         with contextlib.suppress(OSError, AttributeError):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

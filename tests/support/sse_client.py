@@ -158,6 +158,8 @@ class SseStream:
 
     def cut(self) -> None:
         """Closes the connection as a process that was killed does (RST)."""
+        if self.writer.transport.is_closing():
+            return
         raw: socket.socket = self.writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()

@@ -249,10 +249,20 @@ class GatedDatabase(Database):
     async def transaction(self, tenant_id: UUID | None = None) -> AsyncIterator[Transaction]:
         if self.before is not None:
             await self.before()
-        async with super().transaction(tenant_id) as tx:
+        async with Database.transaction(self, tenant_id) as tx:
             yield tx
         if self.after is not None:
             await self.after()
+
+
+@asynccontextmanager
+async def open_gated(url: str) -> AsyncIterator[GatedDatabase]:
+    database = GatedDatabase.open(url)
+    assert isinstance(database, GatedDatabase)
+    try:
+        yield database
+    finally:
+        await database.close()
 
 
 @dataclass
