@@ -25,7 +25,9 @@ from app.auth import Principal
 from app.errors import BodyTooLarge, ClientGone, InvalidField, InvalidRequest, MediaTypeRefused
 from providers.cleaning import MAX_DEPTH, clean_text
 
-FREE_TEXT = frozenset({"text", "system", "description", "content", "deny_message", "reason", "summary"})
+FREE_TEXT = frozenset(
+    {"text", "system", "description", "content", "deny_message", "reason", "summary", "prompt"}
+)
 """Fields whose text is repaired. In all others, and in keys, text that cannot be stored is refused."""
 
 _THREAD_FROM_BYTES = 256 * 1024  # larger bodies would hold up the other requests of this process

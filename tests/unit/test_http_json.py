@@ -13,6 +13,7 @@ from providers.cleaning import MAX_DEPTH
 class Body(Struct, forbid_unknown_fields=True):
     name: str = ""
     text: str = ""
+    prompt: str | list[Any] = ""
     count: int = 0
     flag: bool = False
     metadata: dict[str, Any] = {}
@@ -27,6 +28,12 @@ def test_text_of_a_user_is_repaired() -> None:
         decode_json(b'{"text":"a\\u0000b\\ud83d"}', Body).text
         == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
     )
+
+
+def test_prompt_is_repaired_as_text_and_in_blocks() -> None:
+    assert decode_json(b'{"prompt":"\\u0000"}', Body).prompt == "\N{REPLACEMENT CHARACTER}"
+    blocks = decode_json(b'{"prompt":[{"text":"\\u0000"}]}', Body).prompt
+    assert blocks == [{"text": "\N{REPLACEMENT CHARACTER}"}]
 
 
 def test_surrogate_pairs_are_one_character() -> None:
