@@ -122,7 +122,7 @@ class Assembly:
             block.json_length if isinstance(block, _Call) else sum(map(len, block.pieces))
             for block in self._blocks.values()
         )
-        return -(-characters // CHARACTERS_PER_TOKEN)
+        return max(-(-characters // CHARACTERS_PER_TOKEN), int(self.has_content))
 
     def _prose(self, index: int, kind: ProseKind, text: str) -> tuple[Preview, ...]:
         block = self._blocks.get(index)

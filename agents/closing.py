@@ -11,10 +11,15 @@ from msgspec.structs import replace
 from agents.drafts import Draft
 from agents.events import (
     AgentToolResult,
+    ErrorDetail,
+    ErrorType,
     ModelUsage,
     Outcome,
     PromptWithdrawn,
     RequestEnd,
+    RetryStatus,
+    RetryType,
+    SessionError,
     StatusIdle,
     StatusRescheduled,
     StopReason,
@@ -42,8 +47,9 @@ WORKER_LOST = "The process that ran this call was lost. Whether it had effects i
 class OpenWork(Struct, frozen=True, kw_only=True):
     """What of a run is not finished, as it stands in the database.
 
-    `open_request` is the id of a ledger entry without an end. `calls`: those of the last assistant message,
-    when the transcript lacks their results. `batch`: the run's own prompts not applied; `pending`: nobody's.
+    `turn` is the number of finished requests, None for none. `open_request` is the id of a ledger entry
+    without an end. `calls`: those of the last assistant message, when the transcript lacks their results.
+    `batch`: the run's own prompts not applied; `pending`: nobody's.
     """
 
     session_id: str
@@ -57,13 +63,13 @@ class OpenWork(Struct, frozen=True, kw_only=True):
 
 
 def draft_of(work: OpenWork, now: datetime) -> Draft:
-    """An empty draft for `work`."""
+    """An empty draft for `work`. An open request belongs to the turn that it was to finish."""
     return Draft(
         session_id=work.session_id,
         run_id=work.run_id,
         now=now,
         next_position=work.next_position,
-        turn=work.turn,
+        turn=work.turn if work.open_request is None else (work.turn or 0) + 1,
     )
 
 
@@ -118,6 +124,19 @@ def abandon_request(draft: Draft, request_id: str) -> None:
     )
 
 
+def add_session_error(
+    draft: Draft,
+    *,
+    code: str,
+    message: str,
+    error_type: ErrorType = "unknown_error",
+    retry: RetryType = "terminal",
+) -> None:
+    """Tells readers of a failure. `message` is for users."""
+    detail = ErrorDetail(type=error_type, code=code, message=message, retry_status=RetryStatus(type=retry))
+    draft.event(SessionError, error=detail)
+
+
 def model_usage(usage: Usage) -> ModelUsage:
     """Our usage in the terms of hosted agent APIs, where unknown counts read as 0."""
     cached = (usage.cache_read_tokens or 0) + (usage.cache_write_tokens or 0)
@@ -153,7 +172,7 @@ def stopped_call(call: ToolCall) -> ToolCall:
     return finish_call(call, text_result(text, is_error=True, details={"code": code}), "cancelled")
 
 
-def record_result(draft: Draft, call: ToolCall) -> ToolCall:
+def record_result(draft: Draft, call: ToolCall) -> None:
     """Stores the result of `call` and tells readers. The transcript gets it with `append_results`."""
     assert call.result is not None
     assert call.outcome is not None
@@ -166,7 +185,6 @@ def record_result(draft: Draft, call: ToolCall) -> ToolCall:
         outcome=call.outcome,
         details=call.result.details,
     )
-    return call
 
 
 def append_results(draft: Draft, calls: tuple[ToolCall, ...]) -> None:
@@ -178,7 +196,10 @@ def append_results(draft: Draft, calls: tuple[ToolCall, ...]) -> None:
 def _stop_calls(draft: Draft, calls: tuple[ToolCall, ...]) -> None:
     if not calls:
         return
-    done = [call if call.state == "done" else record_result(draft, stopped_call(call)) for call in calls]
+    done = [call if call.state == "done" else stopped_call(call) for call in calls]
+    for before, after in zip(calls, done, strict=True):
+        if before is not after:
+            record_result(draft, after)
     append_results(draft, tuple(done))
 
 

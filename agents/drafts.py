@@ -73,6 +73,11 @@ class Draft:
         self._messages.append(stored)
         return stored
 
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The new states so far."""
+        return tuple(self._calls.values())
+
     def call(self, call: ToolCall) -> None:
         """Stores the new state of a call."""
         self._calls[call.id] = call
@@ -87,7 +92,7 @@ class Draft:
         return Step(
             events=tuple(self._events),
             messages=tuple(self._messages),
-            calls=tuple(self._calls.values()),
+            calls=self.calls,
             applied=self._applied,
             withdrawn=tuple(self._withdrawn),
             opened=self.opened,

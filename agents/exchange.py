@@ -3,20 +3,17 @@
 from msgspec.structs import replace
 
 from agents.assembly import Assembly, Part
-from agents.closing import model_usage
+from agents.closing import add_session_error, model_usage
 from agents.drafts import Draft
 from agents.events import (
     AgentCustomToolUse,
     AgentMessage,
     AgentThinking,
     AgentToolUse,
-    ErrorDetail,
     ErrorType,
     RequestEnd,
     RequestStart,
-    RetryStatus,
     RetryType,
-    SessionError,
     TokenUsage,
 )
 from agents.types import Clock, Pricer, RequestClosed, RequestOpened, ToolCall
@@ -146,14 +143,8 @@ def keep_partial_text(draft: Draft, exchange: Exchange) -> None:
 
 def add_error(draft: Draft, error: ProviderError, *, retry: RetryType) -> None:
     """Tells readers of a provider's failure, in words fit for users."""
-    draft.event(
-        SessionError,
-        error=ErrorDetail(
-            type=_error_type(error),
-            code=error.code,
-            message=user_text(error),
-            retry_status=RetryStatus(type=retry),
-        ),
+    add_session_error(
+        draft, code=error.code, message=user_text(error), error_type=_error_type(error), retry=retry
     )
 
 

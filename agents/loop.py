@@ -3,7 +3,7 @@
 Going on after a crash is the same code as going on: the snapshot is all there is.
 """
 
-from agents.errors import HandOver, Stopped
+from agents.errors import Stopped
 from agents.events import StopReason
 from agents.progress import Progress
 from agents.requests import ImageLoader, ModelRequests, Target
@@ -31,8 +31,8 @@ async def run_agent(
     Safe to call again with a newer snapshot after any interruption: finished calls are never repeated.
     Raises: HoldLost (write nothing more), HandOver (give the run back to the queue).
     """
-    progress = Progress(snapshot, sink=sink, inbox=inbox, clock=clock)
     async with StopWatch(inbox=inbox, clock=clock, deadline_at=snapshot.deadline_at) as stop:
+        progress = Progress(snapshot, sink=sink, inbox=inbox, clock=clock, stop=stop)
         toolbox = Toolbox(snapshot.agent, tools)
         calls = ToolCalls(progress=progress, toolbox=toolbox, stop=stop)
         requests = ModelRequests(
@@ -48,8 +48,8 @@ async def run_agent(
             while not progress.has_left:
                 await _take_turn(progress, requests, calls)
         except Stopped:
-            await progress.look()
-            await progress.close(progress.stop_reason(stop.cause))
+            # Between two pieces of work. Those that have something to keep close the run themselves.
+            await progress.close_stopped()
 
 
 async def _take_turn(progress: Progress, requests: ModelRequests, calls: ToolCalls) -> None:
@@ -61,7 +61,5 @@ async def _take_turn(progress: Progress, requests: ModelRequests, calls: ToolCal
     elif progress.turns >= progress.agent.max_turns:
         text = f"The run made {progress.turns} model requests, its limit."
         await progress.close(StopReason(type="max_turns", message=text))
-    elif not await progress.may_start():
-        raise HandOver
     else:
         await requests.next_message()

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 
-from agents.closing import OpenWork, close
+from agents.closing import OpenWork, add_session_error, append_results, close
 from agents.drafts import Draft
 from agents.errors import InboxChanged, Stopped
 from agents.events import StatusRunning, StopReason
-from agents.stop_watch import StopCause
+from agents.stop_watch import StopWatch
 from agents.types import (
     Clock,
     CloseRun,
     Inbox,
-    InboxView,
     Sink,
     Snapshot,
     Step,
@@ -20,94 +19,90 @@ from agents.types import (
 )
 from providers.types import Message
 
+Write = Callable[[Draft], None]
+"""Adds to a draft. May be called several times for one step: it must not remember what it did."""
+
+
+def nothing(_: Draft) -> None:
+    """The `Write` that adds nothing."""
+
 
 class Progress:
     """What the snapshot said, brought forward by each step that was committed.
 
-    `calls` are those of the last assistant message as long as the transcript lacks their results.
+    `calls` are those of the last assistant message as long as the transcript lacks their results. The step
+    that finishes the last of them puts the results into the transcript, whoever writes that step.
     """
 
-    def __init__(self, snapshot: Snapshot, *, sink: Sink, inbox: Inbox, clock: Clock) -> None:
+    def __init__(
+        self, snapshot: Snapshot, *, sink: Sink, inbox: Inbox, clock: Clock, stop: StopWatch
+    ) -> None:
         self.snapshot = snapshot
         self.agent = snapshot.agent
+        self.sink = sink
         self.clock = clock
         self.messages: list[Message] = [stored.message for stored in snapshot.messages]
-        self.last_calls: tuple[ToolCall, ...] = ()
         self.turns = snapshot.turns
         self.batch = snapshot.batch
         self.calls: tuple[ToolCall, ...] = snapshot.inbox.calls
+        self.next_position = snapshot.next_position
         self.has_left = False
         self._is_announced = False
-        self._next_position = snapshot.next_position
         self._view = snapshot.inbox
-        self._sink = sink
         self._inbox = inbox
-
-    def draft(self, *, turn: int | None = None) -> Draft:
-        """An empty draft of the present moment."""
-        return Draft(
-            session_id=self.snapshot.session_id,
-            run_id=self.snapshot.run_id,
-            now=self.clock.now(),
-            next_position=self._next_position,
-            turn=turn if turn is not None else self.turns or None,
-        )
+        self._stop = stop
 
     def announce(self, draft: Draft) -> None:
         """Says once per hold that somebody works on the run."""
         if not self._is_announced:
             draft.event(StatusRunning)
 
-    async def commit(self, draft: Draft) -> None:
+    async def commit(self, write: Write, *, turn: int | None = None) -> None:
         """Stores a step that does not depend on what has come in. Raises: HoldLost."""
+        draft = self._written(write, turn)
+        self._append_finished(draft)
         step = draft.build()
-        await self._sink.commit(step)
+        await self.sink.commit(step)
         self._advance(step)
 
-    async def decide(self, write: Callable[[InboxView], Draft]) -> None:
+    async def decide(self, write: Write, *, turn: int | None = None) -> None:
         """Stores a step that was decided on the inbox; decides again as long as something has come in.
 
-        Raises: HoldLost; Stopped when the run was cancelled meanwhile, with nothing written.
+        Raises: HoldLost; Stopped when the run was cancelled or its time is over, with nothing written.
         """
-        while True:
-            if self._view.cancel is not None:
-                raise Stopped
-            step = write(self._view).build()
-            try:
-                await self._sink.commit(step, seen=self._view.inbox_no)
-            except InboxChanged:
-                await self.look()
-                continue
-            self._advance(step)
-            return
+        while not self._must_stop():
+            draft = self._written(write, turn)
+            self._append_finished(draft)
+            if await self._is_stored(draft):
+                return
+        raise Stopped
 
-    async def close(
-        self,
-        stop: StopReason,
-        write: Callable[[Draft], None] | None = None,
-        *,
-        turn: int | None = None,
-    ) -> None:
+    async def close(self, stop: StopReason, write: Write = nothing, *, turn: int | None = None) -> None:
         """Closes the run, after what `write` adds, whatever has come in. Raises: HoldLost."""
         while True:
-            draft = self.draft(turn=turn)
-            if write is not None:
-                write(draft)
-            close(draft, self._work(), stop)
-            try:
-                step = draft.build()
-                await self._sink.commit(step, seen=self._view.inbox_no)
-            except InboxChanged:
-                await self.look()
-                continue
-            self._advance(step)
-            return
+            draft = self._written(write, turn)
+            close(draft, self._work(draft), stop)
+            if await self._is_stored(draft):
+                return
 
-    async def look(self) -> None:
-        """Reads the inbox, and takes over the answers of the client. Raises: HoldLost."""
-        self._view = await self._inbox.look()
-        answers = {call.id: call for call in self._view.calls if call.kind == "client"}
-        self.calls = tuple(answers.get(call.id, call) for call in self.calls)
+    async def close_stopped(self, write: Write = nothing, *, turn: int | None = None) -> None:
+        """Closes the run that a cancel or the time limit has stopped. Raises: HoldLost."""
+        await self._look()
+        if self._stop.cause == "timed_out":
+            reason = StopReason(type="timed_out", message="The run reached its time limit.")
+        else:
+            cancel = self._view.cancel
+            reason = StopReason(type="cancelled", message=None if cancel is None else cancel.reason)
+        await self.close(reason, write, turn=turn)
+
+    async def fail(self, code: str, text: str, write: Write = nothing, *, turn: int | None = None) -> None:
+        """Closes the run with an error that is not a provider's. `text` is for users. Raises: HoldLost."""
+
+        def write_error(draft: Draft) -> None:
+            write(draft)
+            add_session_error(draft, code=code, message=text)
+
+        await self.close(StopReason(type="error", code=code, message=text), write_error, turn=turn)
 
     async def may_start(self) -> bool:
         """See `Inbox.may_start`."""
@@ -118,47 +113,71 @@ class Progress:
         """True when the model has something to answer: new prompts, or a transcript that ends on its turn."""
         return bool(self.batch) or (bool(self.messages) and self.messages[-1].role in {"user", "tool"})
 
-    def stop_reason(self, cause: StopCause | None) -> StopReason:
-        """Why the run closes early, after `look`."""
-        if cause == "timed_out":
-            return StopReason(type="timed_out", message="The run reached its time limit.")
-        cancel = self._view.cancel
-        return StopReason(type="cancelled", message=None if cancel is None else cancel.reason)
+    def calls_after(self, draft: Draft) -> tuple[ToolCall, ...]:
+        """The calls as they are once `draft` is stored, in source order."""
+        return _changed(self.calls, draft.calls)
 
-    @property
-    def sink(self) -> Sink:
-        return self._sink
+    def _must_stop(self) -> bool:
+        return self._stop.has_stopped or self._view.cancel is not None
 
-    @property
-    def inbox(self) -> InboxView:
-        """The inbox as it was when it was last read."""
-        return self._view
+    def _written(self, write: Write, turn: int | None) -> Draft:
+        draft = Draft(
+            session_id=self.snapshot.session_id,
+            run_id=self.snapshot.run_id,
+            now=self.clock.now(),
+            next_position=self.next_position,
+            turn=turn if turn is not None else self.turns or None,
+        )
+        write(draft)
+        return draft
 
-    def _work(self) -> OpenWork:
+    def _append_finished(self, draft: Draft) -> None:
+        calls = self.calls_after(draft)
+        if calls and all(call.state == "done" for call in calls):
+            append_results(draft, calls)
+
+    async def _is_stored(self, draft: Draft) -> bool:
+        """Commits what was decided on the inbox as we know it. False: it has changed, and was read again."""
+        step = draft.build()
+        try:
+            await self.sink.commit(step, seen=self._view.inbox_no)
+        except InboxChanged:
+            await self._look()
+            return False
+        self._advance(step)
+        return True
+
+    async def _look(self) -> None:
+        """Reads the inbox, and takes over the answers of the client. Raises: HoldLost."""
+        self._view = await self._inbox.look()
+        answers = {call.id: call for call in self._view.calls if call.kind == "client"}
+        self.calls = tuple(answers.get(call.id, call) for call in self.calls)
+
+    def _work(self, draft: Draft) -> OpenWork:
         return OpenWork(
             session_id=self.snapshot.session_id,
             run_id=self.snapshot.run_id,
             turn=self.turns or None,
-            next_position=self._next_position,
-            calls=self.calls,
+            next_position=self.next_position,
+            calls=self.calls_after(draft),
             batch=self.batch,
             pending=self._view.pending,
         )
 
     def _advance(self, step: Step) -> None:
         self.messages.extend(stored.message for stored in step.messages)
-        self._next_position += len(step.messages)
-        changed = {call.id: call for call in step.calls}
-        known = {call.id for call in self.calls}
-        self.calls = tuple(changed.get(call.id, call) for call in self.calls)
-        self.calls += tuple(call for call in step.calls if call.id not in known)
-        self.last_calls = self.calls
+        self.next_position += len(step.messages)
+        self.calls = _changed(self.calls, step.calls)
         if any(stored.message.role == "tool" for stored in step.messages):
             self.calls = ()
-        if step.applied:
-            self.batch = tuple(prompt for prompt in self.batch if prompt.id not in step.applied)
+        self.batch = tuple(prompt for prompt in self.batch if prompt.id not in step.applied)
         if step.turns is not None:
             self.turns = step.turns
         if any(isinstance(event, StatusRunning) for event in step.events):
             self._is_announced = True
-        self.has_left = self.has_left or isinstance(step.ending, CloseRun | WaitForClient)
+        self.has_left = isinstance(step.ending, CloseRun | WaitForClient)
+
+
+def _changed(calls: tuple[ToolCall, ...], changes: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+    by_id = {call.id: call for call in (*calls, *changes)}
+    return tuple(sorted(by_id.values(), key=lambda call: call.index))

@@ -5,20 +5,21 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from msgspec.structs import replace
 
 from agents.drafts import Draft
-from agents.errors import Stopped
+from agents.errors import HandOver, Stopped
 from agents.events import CloseType, PromptApplied, StopReason
 from agents.exchange import Exchange, add_error, add_prose, add_use, is_cut, keep_partial_text, user_text
 from agents.progress import Progress
 from agents.stop_watch import StopWatch
 from agents.tool_calls import ToolCalls
-from agents.toolbox import Toolbox
+from agents.toolbox import Toolbox, refusal_code
 from agents.transcript import repaired
-from agents.types import InboxView, PreviewDelta, PreviewStart, Pricer, ToolCall
+from agents.types import PreviewDelta, PreviewStart, Pricer, ToolCall
 from providers.errors import ProviderError, StreamTruncated
 from providers.retry import RetryPolicy
 from providers.types import (
@@ -83,48 +84,48 @@ class ModelRequests:
     async def next_message(self) -> None:
         """One turn's request: stores the answer and starts its calls, or closes the run.
 
-        Raises: HoldLost, Stopped (after the partial text has been kept and the run has been closed).
+        Raises: HoldLost, HandOver; Stopped while nothing of an answer is there.
         """
         if self._toolbox.specs() and not self._target.provider.capabilities(self._target.model).tools:
             text = f"The model {self._target.model} cannot call tools, but the agent has some."
-            await self._progress.close(StopReason(type="error", code="model_without_tools", message=text))
+            await self._progress.fail("model_without_tools", text)
             return
         attempt = 1
         while True:
             exchange = await self._open(attempt)
             try:
                 await self._stop.guard(self._stream(exchange))
+            except Stopped:
+                await self._close_partial(exchange)
+                return
             except ProviderError as error:
                 delay_s = self._retry.delay_s(error, attempt, random.random)
                 if delay_s is None:
                     await self._give_up(exchange, error)
                     return
                 await self._fail(exchange, error)
-                await self._stop.guard(self._progress.clock.sleep(delay_s))
-                attempt += 1
-            except Stopped:
-                await self._close_partial(exchange)
-                return
             else:
                 await self._finish(exchange)
                 return
+            await self._stop.guard(self._progress.clock.sleep(delay_s))
+            attempt += 1
 
     async def _open(self, attempt: int) -> Exchange:
         """Stores the prompts that are taken up, the span and the ledger entry, before any byte leaves."""
+        if not await self._progress.may_start():
+            raise HandOver
         target = self._target
         turn = self._progress.turns + 1
         exchange = Exchange(
             turn=turn, attempt=attempt, vendor=target.vendor, model=target.model, clock=self._progress.clock
         )
 
-        def write(_: InboxView) -> Draft:
-            draft = self._progress.draft(turn=turn)
+        def write(draft: Draft) -> None:
             self._progress.announce(draft)
             self._apply_batch(draft)
             exchange.open(draft)
-            return draft
 
-        await self._progress.decide(write)
+        await self._progress.decide(write, turn=turn)
         return exchange
 
     def _apply_batch(self, draft: Draft) -> None:
@@ -190,10 +191,12 @@ class ModelRequests:
     async def _fail(self, exchange: Exchange, error: ProviderError) -> None:
         """Stores a failed attempt; what was previewed of it is void."""
         _log.warning("provider request failed: %s", error.message, extra={"code": error.code})
-        draft = self._progress.draft(turn=exchange.turn)
-        exchange.close(draft, self._target.price, error_code=error.code)
-        add_error(draft, error, retry="retrying")
-        await self._progress.commit(draft)
+
+        def write(draft: Draft) -> None:
+            exchange.close(draft, self._target.price, error_code=error.code)
+            add_error(draft, error, retry="retrying")
+
+        await self._progress.commit(write, turn=exchange.turn)
 
     async def _give_up(self, exchange: Exchange, error: ProviderError) -> None:
         _log.error("provider request failed for good: %s", error.message, extra={"code": error.code})
@@ -212,9 +215,7 @@ class ModelRequests:
             keep_partial_text(draft, exchange)
             exchange.close(draft, self._target.price, error_code=self._stop.cause)
 
-        await self._progress.look()
-        reason = self._progress.stop_reason(self._stop.cause)
-        await self._progress.close(reason, write, turn=exchange.turn)
+        await self._progress.close_stopped(write, turn=exchange.turn)
 
     async def _finish(self, exchange: Exchange) -> None:
         """Stores the whole answer, with the starts of its calls or with the close of the run."""
@@ -225,93 +226,72 @@ class ModelRequests:
         if end.stop is Stop.REFUSAL or not uses:
             await self._finish_last(exchange, end)
             return
-        may_start = await self._progress.may_start()
+        position = self._progress.next_position
+        calls = tuple(
+            self._toolbox.preflight(part, position=position, index=index) for index, part in enumerate(uses)
+        )
 
-        def write(_: InboxView | None) -> Draft:
-            draft = self._progress.draft(turn=exchange.turn)
+        def write(draft: Draft, *, may_start: bool = False) -> None:
             add_prose(draft, parts, incomplete=False)
             is_whole = not any(part.is_cut for part in parts)
-            stored = draft.message(
-                Message(
-                    role="assistant",
-                    blocks=tuple(part.block for part in parts),
-                    native=end.native if is_whole else None,
-                )
-            )
-            calls = tuple(
-                self._toolbox.preflight(part, position=stored.position, index=index)
-                for index, part in enumerate(uses)
-            )
+            blocks = tuple(part.block for part in parts)
+            draft.message(Message(role="assistant", blocks=blocks, native=end.native if is_whole else None))
             for part, call in zip(uses, calls, strict=True):
                 add_use(draft, part, call)
             exchange.close(draft, self._target.price)
-            self._calls.add(draft, calls, may_start=may_start)
             draft.turns = exchange.turn
-            return draft
+            self._calls.add(draft, calls, may_start=may_start)
 
+        code = self._leads_nowhere(calls)
+        if code is not None:
+            text = "The model kept asking for tool calls that cannot be made."
+            await self._progress.fail(code, text, write, turn=exchange.turn)
+            return
+        may_start = await self._progress.may_start()
         try:
-            await self._progress.decide(write)
+            await self._progress.decide(partial(write, may_start=may_start), turn=exchange.turn)
         except Stopped:
             # The answer is whole: it is kept, and none of its calls starts.
-            may_start = False
-            await self._progress.commit(write(None))
-            raise
-        await self._check_fruit()
+            await self._progress.close_stopped(write, turn=exchange.turn)
 
     async def _finish_last(self, exchange: Exchange, end: MessageEnd) -> None:
         """An answer that asks for nothing more closes the run, in the same step."""
-        parts = tuple(part for part in exchange.assembly.parts() if not isinstance(part.block, ToolUseBlock))
-        has_calls = len(parts) < len(exchange.assembly.parts())
+        all_parts = exchange.assembly.parts()
+        parts = tuple(part for part in all_parts if not isinstance(part.block, ToolUseBlock))
         has_text = any(isinstance(part.block, TextBlock) for part in parts)
+        is_refused = end.stop is Stop.REFUSAL
 
         def write(draft: Draft) -> None:
             add_prose(draft, parts, incomplete=is_cut(end.stop))
             if has_text:
-                draft.message(
-                    Message(
-                        role="assistant",
-                        blocks=tuple(part.block for part in parts),
-                        native=None if has_calls else end.native,
-                    )
-                )
-            exchange.close(draft, self._target.price)
+                blocks = tuple(part.block for part in parts)
+                native = end.native if parts == all_parts else None
+                draft.message(Message(role="assistant", blocks=blocks, native=native))
+            # Calls of a refused answer were previewed and never come: the code makes them void.
+            exchange.close(draft, self._target.price, error_code="refusal" if is_refused else None)
             draft.turns = exchange.turn
 
-        await self._progress.close(_last_stop(end, has_text=has_text), write, turn=exchange.turn)
+        if end.stop is Stop.CONTEXT_WINDOW and not has_text:
+            text = "The conversation is longer than the model can take."
+            await self._progress.fail("context_too_long", text, write, turn=exchange.turn)
+            return
+        stop = StopReason(type="refusal" if is_refused else "end_turn")
+        await self._progress.close(stop, write, turn=exchange.turn)
 
-    async def _check_fruit(self) -> None:
-        """Closes a run whose model keeps asking for calls that cannot be started."""
-        calls = self._progress.last_calls
-        codes = {_code(call) for call in calls}
+    def _leads_nowhere(self, calls: tuple[ToolCall, ...]) -> str | None:
+        """Why it is no use to go on: the model keeps asking for calls that cannot be made. None: go on.
+
+        Counted by each hold for itself: `max_turns` bounds a run over all its holds.
+        """
+        codes = [refusal_code(call) for call in calls]
         self._fruitless_turns = 0 if None in codes else self._fruitless_turns + 1
         self._cut_turns = self._cut_turns + 1 if "output_limit" in codes else 0
-        code = None
         if self._cut_turns >= MAX_CUT_TURNS:
-            code = "output_limit"
-        elif self._fruitless_turns >= MAX_FRUITLESS_TURNS:
-            code = _code(calls[0])
-        if code is not None:
-            text = "The model kept asking for tool calls that cannot be made."
-            await self._progress.close(StopReason(type="error", code=code, message=text))
+            return "output_limit"
+        return codes[0] if self._fruitless_turns >= MAX_FRUITLESS_TURNS else None
 
 
 def _status(exchange: Exchange, status: str) -> PreviewDelta:
     return PreviewDelta(
         event_id=exchange.id, kind="model.status", delta={"type": "model_status", "status": status}
     )
-
-
-def _code(call: ToolCall) -> str | None:
-    """Why a call could not be started; None when it could."""
-    if call.state != "done" or call.result is None or call.result.details is None:
-        return None
-    return str(call.result.details["code"])
-
-
-def _last_stop(end: MessageEnd, *, has_text: bool) -> StopReason:
-    if end.stop is Stop.REFUSAL:
-        return StopReason(type="refusal")
-    if end.stop is Stop.CONTEXT_WINDOW and not has_text:
-        text = "The conversation is longer than the model can take."
-        return StopReason(type="error", code="context_too_long", message=text)
-    return StopReason(type="end_turn")

@@ -14,7 +14,10 @@ StopCause = Literal["cancelled", "timed_out"]
 
 
 class StopWatch:
-    """An async context: while it is open, a cancel or the deadline ends the `guard`ed work at once."""
+    """An async context: while it is open, a cancel or the deadline ends the `guard`ed work at once.
+
+    `cause` is the first thing that stopped the run, None as long as nothing has.
+    """
 
     def __init__(self, *, inbox: Inbox, clock: Clock, deadline_at: datetime) -> None:
         self._inbox = inbox
@@ -25,7 +28,10 @@ class StopWatch:
         self.cause: StopCause | None = None
 
     async def __aenter__(self) -> "StopWatch":
-        self._watch = asyncio.create_task(self._wait())
+        if self._left_s() <= 0:
+            self.cause = "timed_out"
+        else:
+            self._watch = asyncio.create_task(self._wait())
         return self
 
     async def __aexit__(
@@ -38,7 +44,8 @@ class StopWatch:
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which runs as a task of its own.
 
-        Raises: Stopped, after `work` has been cancelled and has ended.
+        Raises: Stopped, after `work` has been cancelled and has ended, whatever it made of the cancel; else
+        what `work` raises, and RuntimeError when it ends by a cancel that nobody asked for.
         """
         if self.cause is not None:
             work.close()
@@ -47,9 +54,16 @@ class StopWatch:
         self._guarded = task
         try:
             return await task
-        except asyncio.CancelledError:
-            if self.has_stopped and not _is_being_cancelled():
+        except asyncio.CancelledError as error:
+            if _is_being_cancelled():
+                raise
+            if self.has_stopped:
                 raise Stopped from None
+            raise RuntimeError("the awaited work cancelled itself") from error
+        except Exception as error:
+            # Client libraries make a broken connection of a cancel.
+            if self.has_stopped:
+                raise Stopped from error
             raise
         finally:
             self._guarded = None
@@ -58,22 +72,20 @@ class StopWatch:
     def has_stopped(self) -> bool:
         return self.cause is not None
 
-    def stop(self, cause: StopCause) -> None:
-        """Stops now. The first cause stands."""
-        self.cause = self.cause or cause
-        if self._guarded is not None:
-            self._guarded.cancel()
-
     async def _wait(self) -> None:
         cancelled = asyncio.create_task(self._inbox.cancelled())
-        left_s = max((self._deadline_at - self._clock.now()).total_seconds(), 0.0)
-        overdue = asyncio.create_task(self._clock.sleep(left_s))
+        overdue = asyncio.create_task(self._clock.sleep(self._left_s()))
         try:
             await asyncio.wait((cancelled, overdue), return_when=asyncio.FIRST_COMPLETED)
-            self.stop("cancelled" if cancelled.done() else "timed_out")
+            self.cause = "cancelled" if cancelled.done() else "timed_out"
+            if self._guarded is not None:
+                self._guarded.cancel()
         finally:
             cancelled.cancel()
             overdue.cancel()
+
+    def _left_s(self) -> float:
+        return (self._deadline_at - self._clock.now()).total_seconds()
 
 
 def _is_being_cancelled() -> bool:

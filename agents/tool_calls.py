@@ -2,30 +2,42 @@
 
 import asyncio
 import logging
+import math
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from agents.closing import append_results, finish_call, lost_call, record_result
+from agents.closing import finish_call, lost_call, record_result
 from agents.drafts import Draft
 from agents.errors import HandOver, Stopped
 from agents.events import Outcome, StatusIdle, StopReason, ToolStart
 from agents.progress import Progress
 from agents.stop_watch import StopWatch
 from agents.toolbox import Toolbox
-from agents.types import InboxView, PreviewDelta, ToolCall, WaitForClient
+from agents.types import PreviewDelta, ToolCall, WaitForClient
 from providers.cleaning import clean_text
 from providers.types import JsonObject
-from tools.errors import ToolError
-from tools.results import to_result
-from tools.types import ToolContext, ToolResult, text_result
+from tools.errors import ToolError, UnusableResult
+from tools.results import to_json, to_result
+from tools.types import Tool, ToolContext, ToolResult, text_result
 
 MAX_PARALLEL_CALLS = 16  # of one run; more calls wait for a free place
 STOP_GRACE_S = 1.0  # for a tool to end after it was cancelled; then it is left behind
 
 Finished = tuple[ToolResult, Outcome]
-Execution = asyncio.Task[Finished]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class _Execution:
+    """A call that runs here, until its result is stored. `due_s`, on the event loop's clock: its time-out."""
+
+    name: str
+    task: asyncio.Task[ToolResult]
+    timeout_s: float
+    due_s: float
+    finished: Finished | None = None
 
 
 class ToolCalls:
@@ -39,8 +51,8 @@ class ToolCalls:
         self._progress = progress
         self._toolbox = toolbox
         self._stop = stop
-        self._tasks: dict[Execution, str] = {}
         self._owned: set[str] = set()
+        self._executions: dict[str, _Execution] = {}
 
     def add(self, draft: Draft, calls: tuple[ToolCall, ...], *, may_start: bool) -> None:
         """Adds new calls to the step that stores their assistant message, and starts those that may start."""
@@ -50,183 +62,168 @@ class ToolCalls:
             else:
                 draft.call(call)
         if may_start:
-            calls = self._start_pending(draft, calls)
-        self._append_when_done(draft, calls)
+            self._start_pending(draft)
 
     async def settle(self) -> None:
-        """Returns when every call has its result in the transcript, or the run waits for the client.
+        """Returns when every call has its result in the transcript, or the run has been left.
 
-        Raises: HoldLost, HandOver, Stopped (then the finished results are stored, the others are not).
+        Raises: HoldLost, HandOver.
         """
         try:
-            await self._resume()
+            await self._take_over()
             while self._progress.calls and not self._progress.has_left:
                 await self._go_on()
         except Stopped:
-            await self._keep_finished()
-            raise
+            await self._end_running()
+            await self._progress.close_stopped(self._write_finished)
         finally:
-            for task in self._tasks:
-                _leave_behind(task)
+            for execution in self._executions.values():
+                _leave_behind(execution.task)
+            self._executions.clear()
 
-    async def _resume(self) -> None:
+    async def _take_over(self) -> None:
         """Deals with calls that an earlier hold began: idempotent ones start over, others are lost."""
-        calls = list(self._progress.calls)
-        begun = [call for call in calls if call.state == "running" and call.id not in self._owned]
+        begun = [
+            call for call in self._progress.calls if call.state == "running" and call.id not in self._owned
+        ]
         if not begun:
             return
-        draft = self._progress.draft()
-        for call in begun:
-            again = replace(call, state="pending") if call.idempotent else lost_call(call)
-            calls[calls.index(call)] = again
-            if call.idempotent:
-                draft.call(again)
-            else:
-                record_result(draft, again)
-        self._append_when_done(draft, tuple(calls))
-        await self._progress.commit(draft)
+
+        def write(draft: Draft) -> None:
+            for call in begun:
+                if call.idempotent:
+                    draft.call(replace(call, state="pending"))
+                else:
+                    record_result(draft, lost_call(call))
+
+        await self._progress.commit(write)
 
     async def _go_on(self) -> None:
         self._begin_owned()
-        if self._tasks:
-            done = await self._wait_for_one()
-            await self._store(done)
-        elif any(call.state == "pending" for call in self._progress.calls):
+        if self._executions:
+            await self._wait_for_one()
+            await self._store()
+        elif self._has_pending():
             await self._start_more()
         else:
             await self._wait_for_client()
 
     def _begin_owned(self) -> None:
         for call in self._progress.calls:
-            if call.state == "running" and call.id in self._owned and call.id not in self._tasks.values():
-                task = asyncio.create_task(self._execute(call))
-                self._tasks[task] = call.id
+            if call.state == "running" and call.id in self._owned and call.id not in self._executions:
+                tool = self._toolbox.find(call.name)
+                timeout_s = math.inf if tool is None or tool.timeout_s is None else tool.timeout_s
+                self._executions[call.id] = _Execution(
+                    name=call.name,
+                    task=asyncio.create_task(_execute(tool, call, self._context(call))),
+                    timeout_s=timeout_s,
+                    due_s=asyncio.get_running_loop().time() + timeout_s,
+                )
 
-    async def _wait_for_one(self) -> dict[str, Finished]:
-        done = await self._stop.guard(_first(set(self._tasks)))
-        return {self._tasks.pop(task): task.result() for task in done}
+    async def _wait_for_one(self) -> None:
+        """Returns when a call has finished, or has been ended because its time is over."""
+        loop = asyncio.get_running_loop()
+        executions = self._executions.values()
+        due_s = min(execution.due_s for execution in executions)
+        timeout_s = None if due_s == math.inf else max(due_s - loop.time(), 0.0)
+        tasks = [execution.task for execution in executions]
+        await self._stop.guard(asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED))
+        self._collect()
+        late = [
+            execution
+            for execution in executions
+            if execution.finished is None and execution.due_s <= loop.time()
+        ]
+        for execution in late:
+            # Decided before the tool is told: what it makes of the cancel does not count.
+            text = f"Timed out after {execution.timeout_s:g} s. It may have had effects."
+            execution.finished = _failure("timed_out", text)
+        if late:
+            await self._stop.guard(_end([execution.task for execution in late]))
 
-    async def _store(self, done: dict[str, Finished]) -> None:
+    async def _store(self) -> None:
         """Stores results, and starts what waits for their places in the same step."""
-        may_start = self._has_pending() and await self._progress.may_start()
 
-        def write(_: InboxView | None) -> Draft:
-            draft = self._progress.draft()
-            calls = tuple(
-                record_result(draft, finish_call(call, *done[call.id])) if call.id in done else call
-                for call in self._progress.calls
-            )
-            if may_start:
-                calls = self._start_pending(draft, calls)
-            self._append_when_done(draft, calls)
-            return draft
+        def write(draft: Draft) -> None:
+            self._write_finished(draft)
+            self._start_pending(draft)
 
-        if not may_start:
-            await self._progress.commit(write(None))
-            return
-        try:
+        if self._has_pending() and await self._progress.may_start():
             await self._progress.decide(write)
-        except Stopped:
-            may_start = False
-            await self._progress.commit(write(None))
-            raise
+        else:
+            await self._progress.commit(self._write_finished)
+        running = {call.id for call in self._progress.calls if call.state == "running"}
+        self._executions = {key: value for key, value in self._executions.items() if key in running}
 
     async def _start_more(self) -> None:
         if not await self._progress.may_start():
             raise HandOver
 
-        def write(_: InboxView) -> Draft:
-            draft = self._progress.draft()
+        def write(draft: Draft) -> None:
             self._progress.announce(draft)
-            self._start_pending(draft, self._progress.calls)
-            return draft
+            self._start_pending(draft)
 
         await self._progress.decide(write)
 
     async def _wait_for_client(self) -> None:
-        """Gives the worker up; when the last answer came in meanwhile, goes on instead."""
+        """Gives the worker up. When the last answer came in meanwhile, the step is that it is taken over."""
 
-        def write(_: InboxView) -> Draft:
-            draft = self._progress.draft()
+        def write(draft: Draft) -> None:
             waiting = tuple(call.id for call in self._progress.calls if call.state == "open")
             if waiting:
                 draft.event(StatusIdle, stop_reason=StopReason(type="requires_action", event_ids=waiting))
                 draft.ending = WaitForClient()
-            else:
-                self._append_when_done(draft, self._progress.calls)
-            return draft
 
         await self._progress.decide(write)
 
     def _has_pending(self) -> bool:
         return any(call.state == "pending" for call in self._progress.calls)
 
-    def _start_pending(self, draft: Draft, calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+    def _start_pending(self, draft: Draft) -> None:
+        calls = self._progress.calls_after(draft)
         limit = 1 if self._toolbox.must_be_sequential(calls) else MAX_PARALLEL_CALLS
         free = limit - sum(call.state == "running" for call in calls)
-        started: list[ToolCall] = []
-        for call in calls:
-            if call.state != "pending" or free <= 0:
-                started.append(call)
-                continue
-            free -= 1
+        pending = [call for call in calls if call.state == "pending"]
+        for call in pending[: max(free, 0)]:
             tool = self._toolbox.find(call.name)
-            running = replace(call, state="running", idempotent=tool is not None and tool.idempotent)
             self._owned.add(call.id)
-            draft.call(running)
+            draft.call(
+                replace(call, state="running", idempotent=tool is not None and tool.idempotent),
+            )
             draft.event(ToolStart, tool_use_id=call.id)
-            started.append(running)
-        return tuple(started)
 
-    def _append_when_done(self, draft: Draft, calls: tuple[ToolCall, ...]) -> None:
-        if all(call.state == "done" for call in calls):
-            append_results(draft, calls)
+    def _collect(self) -> None:
+        """Takes the results of the tools that have ended."""
+        for execution in self._executions.values():
+            if execution.finished is None and execution.task.done():
+                execution.finished = _outcome(execution)
 
-    async def _keep_finished(self) -> None:
-        """After a stop: cancels what runs, and stores the results that are there all the same."""
-        if not self._tasks:
-            return
-        for task in self._tasks:
-            task.cancel()
-        done, _ = await asyncio.wait(self._tasks, timeout=STOP_GRACE_S)
-        finished = {
-            self._tasks[task]: task.result()
-            for task in done
-            if not task.cancelled() and task.result()[1] != "cancelled"
-        }
-        if finished:
-            draft = self._progress.draft()
-            for call in self._progress.calls:
-                if call.id in finished:
-                    record_result(draft, finish_call(call, *finished[call.id]))
-            await self._progress.commit(draft)
+    def _write_finished(self, draft: Draft) -> None:
+        for call in self._progress.calls:
+            execution = self._executions.get(call.id)
+            if call.state == "running" and execution is not None and execution.finished is not None:
+                record_result(draft, finish_call(call, *execution.finished))
 
-    async def _execute(self, call: ToolCall) -> Finished:
-        """Runs one call. Whatever goes wrong in the tool becomes a result that the model sees."""
-        tool = self._toolbox.find(call.name)
-        if tool is None:
-            return text_result("This tool is not available any more.", is_error=True), "error"
-        try:
-            async with asyncio.timeout(tool.timeout_s) as limit:
-                result = to_result(await tool.execute(call.input, self._context(call)))
-        except asyncio.CancelledError:
-            if self._stop.has_stopped or _is_being_cancelled():
-                raise
-            return _failure("interrupted", "The tool cancelled itself. It may have had effects.")
-        except ToolError as error:
-            return _failure(error.code, clean_text(str(error)) or type(error).__name__)
-        except Exception as error:  # noqa: BLE001 - one tool must not take the run down
-            if isinstance(error, TimeoutError) and limit.expired():
-                return _failure("timed_out", f"Timed out after {tool.timeout_s} s. It may have had effects.")
-            _log.exception("tool %s failed", call.name, extra={"tool_use_id": call.id})
-            return _failure("tool_failed", f"The tool failed: {type(error).__name__}.")
-        return result, "error" if result.is_error else "ok"
+    async def _end_running(self) -> None:
+        """After a stop: what a tool says once it has been cancelled is no result, so that comes first."""
+        self._collect()
+        running = [execution.task for execution in self._executions.values() if execution.finished is None]
+        if running:
+            await _end(running)
 
     def _context(self, call: ToolCall) -> ToolContext:
         snapshot, sink = self._progress.snapshot, self._progress.sink
 
         def progress(payload: JsonObject) -> None:
-            sink.preview(PreviewDelta(event_id=call.id, kind="tool.progress", delta=payload))
+            execution = self._executions.get(call.id)
+            if execution is None or execution.finished is not None or self._stop.has_stopped:
+                return  # the call is over; a tool that was left behind may still talk
+            try:
+                delta = {"type": "tool_progress", "progress": to_json(payload)}
+            except UnusableResult as error:
+                _log.warning("tool %s reported what cannot be shown: %s", call.name, error)
+                return
+            sink.preview(PreviewDelta(event_id=call.id, kind="tool.progress", delta=delta))
 
         return ToolContext(
             session_id=snapshot.session_id,
@@ -237,24 +234,49 @@ class ToolCalls:
         )
 
 
-async def _first(tasks: set[Execution]) -> set[Execution]:
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    return done
+async def _execute(tool: Tool | None, call: ToolCall, context: ToolContext) -> ToolResult:
+    if tool is None:
+        raise ToolError("This tool is not available any more.")
+    return to_result(await tool.execute(call.input, context))
 
 
-_left_behind: set[Execution] = set()  # a task that nobody refers to may vanish in the middle
+def _outcome(execution: _Execution) -> Finished:
+    """What a tool that has ended has come to. Whatever went wrong in it is a result that the model sees."""
+    if execution.task.cancelled():
+        return _failure("interrupted", "The tool cancelled itself. It may have had effects.")
+    error = execution.task.exception()
+    if error is None:
+        result = execution.task.result()
+        return result, "error" if result.is_error else "ok"
+    if isinstance(error, ToolError):
+        return _failure(error.code, clean_text(str(error)) or type(error).__name__)
+    _log.error("tool %s failed", execution.name, exc_info=error)
+    return _failure("tool_failed", f"The tool failed: {type(error).__name__}.")
 
 
-def _leave_behind(task: Execution) -> None:
+async def _end(tasks: list[asyncio.Task[ToolResult]]) -> None:
+    """Cancels tools, and leaves those behind that do not end in time."""
+    for task in tasks:
+        _leave_behind(task)
+    await asyncio.wait(tasks, timeout=STOP_GRACE_S)
+
+
+_left_behind: set[asyncio.Task[ToolResult]] = set()  # a task that nobody refers to may vanish in the middle
+
+
+def _leave_behind(task: asyncio.Task[ToolResult]) -> None:
     """Cancels a task without waiting for it: a tool may take its time, or not heed it at all."""
+    if task.done():
+        return
     task.cancel()
     _left_behind.add(task)
-    task.add_done_callback(_left_behind.discard)
+    task.add_done_callback(_forget)
 
 
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _forget(task: asyncio.Task[ToolResult]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        _log.warning("a tool failed after it was cancelled", exc_info=task.exception())
 
 
 def _failure(code: str, text: str) -> Finished:

@@ -100,6 +100,13 @@ class Toolbox:
         return "", None
 
 
+def refusal_code(call: ToolCall) -> str | None:
+    """Why `Toolbox.preflight` refused the call; None when it may be made."""
+    if call.result is None or call.result.details is None:
+        return None
+    return str(call.result.details["code"])
+
+
 def _spec(tool: Tool) -> ToolSpec:
     return ToolSpec(
         name=tool.name,
