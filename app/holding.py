@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from agents.errors import HoldLost, InboxChanged
 from agents.log import LoggedEvent
-from agents.types import InboxView, Preview, Step
+from agents.types import CloseRun, InboxView, Preview, Step, WaitForClient
 from app.streaming.outgoing import SessionPublisher
 from db.engine import Database, Transaction
 from db.errors import DatabaseError
@@ -41,7 +41,11 @@ class DatabaseClock:
 
 
 class HoldSink:
-    """Commits the steps of one hold, one at a time, and publishes what was committed."""
+    """Commits the steps of one hold, one at a time, and publishes what was committed.
+
+    `committing_since_s`: the monotonic time since when a step is being committed, its retries included.
+    `has_left`: the run has been closed or waits for the client; nothing more comes from this hold.
+    """
 
     def __init__(
         self, *, database: Database, hold: Hold, commit_no: int, last_seq: int, publisher: SessionPublisher
@@ -52,6 +56,7 @@ class HoldSink:
         self._last_seq = last_seq
         self._publisher = publisher
         self.committing_since_s: float | None = None
+        self.has_left = False
 
     async def commit(self, step: Step, *, seen: int | None = None) -> None:
         """See `agents.types.Sink`. An answer that got lost is looked up, so nothing is written twice."""
@@ -61,6 +66,7 @@ class HoldSink:
         finally:
             self.committing_since_s = None
         self._commit_no += 1
+        self.has_left = isinstance(step.ending, CloseRun | WaitForClient)
         for event in events:
             self._last_seq = max(self._last_seq, event.seq)
             self._publisher.event(event)

@@ -9,6 +9,7 @@ from app.streaming.publisher import Publisher
 from app.supervisor import Supervisor, announce_swept
 from db.engine import Database
 from db.errors import DatabaseError
+from db.ids import public
 from db.sweeping import forget_workers, stale_sessions, sweep_session
 
 SWEEP_S = 1.0
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 async def sweep_for_ever(
     *,
     database: Database,
+    worker_id: str,
     lease: Lease,
     supervisor: Supervisor,
     publisher: Publisher,
@@ -27,25 +29,33 @@ async def sweep_for_ever(
     """Takes up queued runs that no wake-up reached, and sweeps the runs of workers that are gone.
 
     Others are called dead only after the database has answered for a whole lease: after an outage all leases
-    have run out, and their workers must have had the time to renew them.
+    have run out, and their workers must have had the time to renew them. This process looks at its own
+    renewals, and the database at the lease that they made, since it may stand still between two looks.
     """
     while True:
-        lease.tick()
         try:
             await supervisor.take_all()
             if lease.has_seen_a_lease:
-                await _sweep(database, publisher, wake_ups)
+                await _sweep(database, worker_id, lease.lease_s, publisher, wake_ups)
         except DatabaseError as error:
             _log.warning("the sweep is put off: %s", error)
         await asyncio.sleep(SWEEP_S)
 
 
-async def _sweep(database: Database, publisher: Publisher, wake_ups: WakeUps) -> None:
+async def _sweep(
+    database: Database, worker_id: str, lease_s: float, publisher: Publisher, wake_ups: WakeUps
+) -> None:
     async with database.transaction() as tx:
-        stale = await stale_sessions(tx)
+        stale = await stale_sessions(tx, worker_id=worker_id, lease_s=lease_s)
         if not stale:
             await forget_workers(tx)
     for session_id in stale:
-        async with database.transaction() as tx:
-            swept = await sweep_session(tx, session_id)
+        try:
+            async with database.transaction() as tx:
+                swept = await sweep_session(tx, session_id)
+        except DatabaseError:
+            raise
+        except Exception:  # noqa: BLE001 - one run that cannot be read must not keep the others waiting
+            _log.exception("a run could not be swept", extra={"session_id": public("sess", session_id)})
+            continue
         await announce_swept(swept, publisher=publisher, wake_ups=wake_ups)

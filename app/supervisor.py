@@ -13,12 +13,13 @@ from agents.errors import HandOver, HoldLost
 from agents.events import StopReason
 from agents.loop import run_agent
 from agents.requests import Target
+from agents.types import Snapshot
 from app.holding import DatabaseClock, HoldInbox, HoldSink
 from app.lease import Lease, Renewal
 from app.queue import WakeUps
 from app.streaming.publisher import Publisher
 from db.engine import Database, Transaction
-from db.errors import DatabaseError
+from db.errors import DatabaseAway, DatabaseBusy, DatabaseError
 from db.holds import Claim, Hold, claim_run
 from db.ids import to_uuid
 from db.snapshots import find_image, load_snapshot
@@ -30,6 +31,8 @@ from providers.types import Base64Source, Usage
 from tools.registry import ToolRegistry
 
 STUCK_COMMIT_S = 10.0  # a commit that takes so long while the lease is renewed will not end by itself
+LOAD_S = 10.0  # how long a run that was taken is tried to be read while the database is away
+LOAD_PAUSE_S = 0.2
 END_GRACE_S = 2.0  # for tasks to end that were cancelled at shutdown
 
 _log = logging.getLogger(__name__)
@@ -60,6 +63,7 @@ class Supervisor:
         models: Registry,
         tools: ToolRegistry,
         retry: RetryPolicy,
+        stuck_commit_s: float = STUCK_COMMIT_S,
     ) -> None:
         self._worker_id = worker_id
         self._slots = slots
@@ -70,8 +74,9 @@ class Supervisor:
         self._tools = tools
         self._retry = retry
         self._active: dict[str, _Active] = {}  # by session
-        self._claiming = 0
-        self._suspected: set[Hold] = set()
+        self._stuck_commit_s = stuck_commit_s
+        self._claims: dict[asyncio.Task[None], float] = {}  # those in progress, and when they began
+        self._suspected: dict[Hold, float] = {}  # runs in our name without a task, and when they were seen
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_draining = False
         self.lease: Lease | None = None
@@ -81,22 +86,31 @@ class Supervisor:
     def has_room(self) -> bool:
         """True when a run may be taken now."""
         is_live = self.lease is not None and self.lease.is_live
-        return is_live and not self._is_draining and len(self._active) + self._claiming < self._slots
+        return is_live and not self._is_draining and len(self._active) + len(self._claims) < self._slots
 
     async def take(self) -> None:
         """Takes the next run, if there is room and there is one."""
         if not self.has_room():
             return
-        self._claiming += 1
+        # A task of its own, so that a caller that is cancelled does not leave a run behind that is claimed.
+        claiming = self._keep(self._claim())
+        self._claims[claiming] = time.monotonic()
+        claiming.add_done_callback(self._claims.pop)
+        await asyncio.shield(claiming)
+
+    async def _claim(self) -> None:
         try:
             async with self._database.transaction() as tx:
                 claim = await claim_run(tx, worker_id=self._worker_id)
-            if claim is not None:
-                self._begin(claim)
         except DatabaseError as error:
             _log.warning("no run could be taken: %s", error)
-        finally:
-            self._claiming -= 1
+            return
+        if claim is None:
+            return
+        if self._is_draining:
+            await self._hand_over(claim.hold, takeover=False)
+        else:
+            self._begin(claim)
 
     async def take_all(self) -> None:
         """Takes runs until there is no room or nothing to take."""
@@ -131,8 +145,8 @@ class Supervisor:
             finally:
                 if self._active.get(hold.session_id) is active:
                     del self._active[hold.session_id]
+                    self._keep(self.take())
                 await voice.aclose()
-            await self.take()
 
         active.task = self._keep(work())
 
@@ -143,8 +157,7 @@ class Supervisor:
         clock = DatabaseClock(claim.now)
         try:
             # After the claim's transaction: a run that cannot be read fails alone and does not block others.
-            async with self._database.transaction() as tx:
-                snapshot = await load_snapshot(tx, session_id=hold.session_id, run_id=hold.run_id)
+            snapshot = await self._load(hold)
             await run_agent(
                 snapshot,
                 target=self._target(snapshot.agent.model.id, clock.now),
@@ -158,10 +171,10 @@ class Supervisor:
         except HoldLost:
             _log.info("the hold was lost", extra={"run_id": hold.run_id})
         except HandOver:
-            await self._hand_over(hold)
-        except DatabaseError as error:
+            await self._hand_over(hold, takeover=False)
+        except (DatabaseAway, DatabaseBusy) as error:
             _log.warning("the run is given back: %s", error, extra={"run_id": hold.run_id})
-            await self._hand_over(hold)
+            await self._hand_over(hold, takeover=True)
         except UnknownModel as error:
             _log.error("the model cannot be used: %s", error.message, extra={"run_id": hold.run_id})
             text = "No configured provider offers this model."
@@ -170,6 +183,18 @@ class Supervisor:
             _log.exception("the run failed", extra={"run_id": hold.run_id})
             text = "The server failed while it worked on this run."
             await self._fail(hold, StopReason(type="error", code="internal_error", message=text))
+
+    async def _load(self, hold: Hold) -> Snapshot:
+        """Raises: HoldLost, DatabaseAway, DatabaseBusy."""
+        until_s = time.monotonic() + LOAD_S
+        while True:
+            try:
+                async with self._database.transaction() as tx:
+                    return await load_snapshot(tx, hold)
+            except (DatabaseAway, DatabaseBusy):
+                if time.monotonic() > until_s:
+                    raise
+            await asyncio.sleep(LOAD_PAUSE_S)
 
     def _target(self, name: str, now: Callable[[], datetime]) -> Target:
         """Raises: UnknownModel."""
@@ -185,13 +210,14 @@ class Supervisor:
         async with self._database.transaction(tenant_id) as tx:
             return await find_image(tx, file_id)
 
-    async def _hand_over(self, hold: Hold) -> None:
+    async def _hand_over(self, hold: Hold, *, takeover: bool) -> None:
         await self._settle(
             lambda tx: hand_over(
                 tx,
                 session_id=to_uuid(hold.session_id),
                 epoch=hold.epoch,
                 worker_id=to_uuid(self._worker_id),
+                takeover=takeover,
             )
         )
 
@@ -230,25 +256,40 @@ class Supervisor:
             self.cancel(session_id)
         held = set(renewal.holds)
         for active in list(self._active.values()):
-            # A claim that was committed after the renewal looked is not in its answer.
-            if active.began_s < renewal.began_s and active.hold not in held:
+            if self._is_taken_over(active, renewal, held):
                 _log.warning("the run was taken over", extra={"run_id": active.hold.run_id})
                 self._drop(active)
-            elif _is_stuck(active.sink):
+            elif self._is_stuck(active.sink, renewal):
                 _log.error("a commit is stuck", extra={"run_id": active.hold.run_id})
                 self._drop(active)
         self._requeue_orphans(held)
 
+    def _is_taken_over(self, active: _Active, renewal: Renewal, held: set[Hold]) -> bool:
+        # A claim that was committed after the renewal looked is not in its answer. A commit may just be the
+        # one that ends the hold; if it is not, the fence tells it.
+        is_ending = active.sink.has_left or active.sink.committing_since_s is not None
+        return active.began_s < renewal.began_s and active.hold not in held and not is_ending
+
+    def _is_stuck(self, sink: HoldSink, renewal: Renewal) -> bool:
+        """True when a commit does not end though the database has been there all the time."""
+        if sink.committing_since_s is None:
+            return False
+        since_s = max(sink.committing_since_s, renewal.reachable_since_s)
+        return time.monotonic() - since_s > self._stuck_commit_s
+
     def _requeue_orphans(self, held: set[Hold]) -> None:
         """Gives back runs that stand in our name and that nobody here works on.
 
-        Seen twice in a row, since a run may have ended or begun while the renewal looked.
+        Seen twice in a row, since a run may have ended while the renewal looked; and not before all claims
+        have ended that might be what made the hold.
         """
         working = {active.hold for active in self._active.values()}
-        orphans = set() if self._claiming else held - working
-        for hold in orphans & self._suspected:
-            self._keep(self._hand_over(hold))
-        self._suspected = orphans
+        now_s = time.monotonic()
+        suspected = {hold: self._suspected.get(hold, now_s) for hold in held - working}
+        for hold in suspected.keys() & self._suspected.keys():
+            if all(began_s > suspected[hold] for began_s in self._claims.values()):
+                self._keep(self._hand_over(hold, takeover=True))
+        self._suspected = suspected
 
     def _drop(self, active: _Active) -> None:
         del self._active[active.hold.session_id]
@@ -261,13 +302,13 @@ class Supervisor:
         """Takes nothing new, lets turns reach their next commit, and hands back what is left."""
         self._is_draining = True
         working = [active.task for active in self._active.values() if active.task is not None]
-        if working:
-            await asyncio.wait(working, timeout=timeout_s)
+        # With the claims in progress: what they take is handed back by themselves.
+        if pending := [*working, *self._claims]:
+            await asyncio.wait(pending, timeout=timeout_s)
         left = list(self._active.values())
         for active in left:
             self._drop(active)
-        for active in left:
-            await self._hand_over(active.hold)
+        await asyncio.gather(*(self._hand_over(active.hold, takeover=False) for active in left))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=END_GRACE_S)
 
@@ -283,11 +324,6 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a task of the worker failed", exc_info=task.exception())
-
-
-def _is_stuck(sink: HoldSink) -> bool:
-    since_s = sink.committing_since_s
-    return since_s is not None and time.monotonic() - since_s > STUCK_COMMIT_S
 
 
 async def announce_swept(swept: Swept | None, *, publisher: Publisher, wake_ups: WakeUps) -> None:

@@ -97,11 +97,16 @@ async def _serve(
     queue = WakeUpWorker(settings.redis_url, take=supervisor.take, has_room=supervisor.has_room)
     signals = Signals(settings.redis_url, on_wake=queue.kick, on_cancel=supervisor.cancel)
     sweeps = sweep_for_ever(
-        database=database, lease=lease, supervisor=supervisor, publisher=publisher, wake_ups=wake_ups
+        database=database,
+        worker_id=worker_id,
+        lease=lease,
+        supervisor=supervisor,
+        publisher=publisher,
+        wake_ups=wake_ups,
     )
     lease.start()
     await signals.start()
-    tasks = [asyncio.create_task(queue.run_for_ever()), asyncio.create_task(sweeps)]
+    tasks = [asyncio.create_task(work) for work in (queue.run_for_ever(), sweeps, lease.wait_until_ended())]
     stop = asyncio.create_task(stopping.wait())
     _log.info("working", extra={"worker_id": worker_id, "slots": settings.worker_slots})
     try:

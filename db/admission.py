@@ -4,13 +4,10 @@ Everything here raises `sessions.inbox_no`, so that a worker that decided before
 `commit_no` belongs to workers and is not touched.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
-import msgspec
 from msgspec import Struct
 
 from agents.closing import close_step
@@ -19,21 +16,32 @@ from agents.events import (
     Delivery,
     PromptUpdated,
     PromptWithdrawn,
-    StatusIdle,
     StopReason,
     UserContent,
-    UserCustomToolResult,
     UserInterrupt,
     UserMessage,
 )
-from agents.log import LoggedEvent, number
+from db.answers import AnswerInput, admit_answer
+from db.arrivals import Admission, append, draft_of_session, encode_json, lock_session, raise_inbox
 from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, public_or_none, to_uuid
 from db.steps import Fence, store_step
-from db.work import LockedSession, find_locked, load_work
+from db.work import LockedSession, load_work
 from providers.ids import new_id
-from tools.types import ToolResult
+
+__all__ = [
+    "Admission",
+    "AnswerInput",
+    "Input",
+    "InterruptInput",
+    "PromptInput",
+    "admit",
+    "append_events",
+    "cancel_run",
+    "edit_prompt",
+    "withdraw_prompt",
+]
 
 
 class PromptInput(Struct, frozen=True, kw_only=True, tag="user.message"):
@@ -50,33 +58,7 @@ class InterruptInput(Struct, frozen=True, kw_only=True, tag="user.interrupt"):
     reason: str | None = None
 
 
-class AnswerInput(Struct, frozen=True, kw_only=True, tag="user.custom_tool_result"):
-    """The client's result for a tool that it runs."""
-
-    custom_tool_use_id: str
-    content: tuple[UserContent, ...] = ()
-    is_error: bool = False
-
-
 Input = PromptInput | InterruptInput | AnswerInput
-
-
-@dataclass(kw_only=True)
-class Admission:
-    """What was stored, and what is left to do after the commit.
-
-    `events`: to be published, in order. `answered`: the stored event of each input, in order; the event of an
-    answer that had been given before is the earlier one and not in `events`. `run_id`: the run that the
-    first prompt is bound to, None while it waits behind another. `wake`: a run was queued. `signal_cancel`:
-    a worker is to be told.
-    """
-
-    session_id: str
-    events: list[LoggedEvent] = field(default_factory=list)
-    answered: list[LoggedEvent] = field(default_factory=list)
-    run_id: str | None = None
-    wake: bool = False
-    signal_cancel: bool = False
 
 
 async def admit(
@@ -90,7 +72,7 @@ async def admit(
     batch_id = new_id("batch")
     for item in inputs:
         # Locked again for each input: a row lock that is held is free, and each sees what the one before did.
-        locked = await _lock(tx, session_id)
+        locked = await lock_session(tx, session_id)
         match item:
             case PromptInput():
                 await _admit_prompt(
@@ -99,7 +81,7 @@ async def admit(
             case InterruptInput():
                 await _admit_interrupt(tx, locked, item, admission)
             case AnswerInput():
-                await _admit_answer(tx, locked, item, admission)
+                await admit_answer(tx, locked, item, admission)
     return admission
 
 
@@ -113,10 +95,10 @@ async def cancel_run(tx: Transaction, *, run_id: str, reason: str | None) -> Adm
     )
     if session_uuid is None:
         raise NotFound("run", run_id)
-    locked = await _lock(tx, public("sess", session_uuid), even_archived=True)
+    locked = await lock_session(tx, public("sess", session_uuid), even_archived=True)
     admission = Admission(session_id=public("sess", session_uuid), run_id=run_id)
     if locked.run_id == run_uuid:
-        await _raise_inbox(tx, locked)
+        await raise_inbox(tx, locked)
         await _cancel(tx, locked, reason, admission)
     return admission
 
@@ -127,16 +109,16 @@ async def withdraw_prompt(tx: Transaction, *, session_id: str, prompt_id: str) -
     admission = Admission(session_id=session_id)
     if run_uuid is not None and await _is_last_of_batch(tx, run_uuid, to_uuid(prompt_id)):
         # The run has nothing else to do: it ends with its prompt.
-        await _raise_inbox(tx, locked)
+        await raise_inbox(tx, locked)
         await _cancel(tx, locked, "its prompt was withdrawn", admission)
         return admission
     await tx.execute(
         "UPDATE prompts SET state = 'withdrawn', updated_at = clock_timestamp() WHERE id = $1",
         to_uuid(prompt_id),
     )
-    draft = _draft(locked)
+    draft = draft_of_session(locked)
     draft.event(PromptWithdrawn, prompt_id=prompt_id, reason="client")
-    await _append(tx, locked, draft, admission)
+    await append(tx, locked, draft, admission)
     return admission
 
 
@@ -149,21 +131,21 @@ async def edit_prompt(
     await tx.execute(
         "UPDATE prompts SET content = $2, updated_at = clock_timestamp() WHERE id = $1",
         to_uuid(prompt_id),
-        _json(content),
+        encode_json(content),
     )
-    draft = _draft(locked)
+    draft = draft_of_session(locked)
     draft.event(PromptUpdated, prompt_id=prompt_id, content=content)
-    await _append(tx, locked, draft, admission)
+    await append(tx, locked, draft, admission)
     return admission
 
 
 async def append_events(tx: Transaction, *, session_id: str, write: Callable[[Draft], None]) -> Admission:
     """Adds events about the session itself, such as `session.updated`. Raises: NotFound."""
-    locked = await _lock(tx, session_id, even_archived=True)
-    draft = _draft(locked)
+    locked = await lock_session(tx, session_id, even_archived=True)
+    draft = draft_of_session(locked)
     write(draft)
     admission = Admission(session_id=session_id)
-    await _append(tx, locked, draft, admission)
+    await append(tx, locked, draft, admission)
     return admission
 
 
@@ -183,11 +165,11 @@ async def _admit_prompt(
     makes_run = locked.run_id is None
     if makes_run:
         run_id = to_uuid(new_id("run"))
-    draft = _draft(locked, run_id=run_id)
+    draft = draft_of_session(locked, run_id=run_id)
     event = draft.event(
         UserMessage, content=prompt.content, delivery=prompt.delivery, batch_id=batch_id, processed=False
     )
-    await _append(tx, locked, draft, admission)
+    await append(tx, locked, draft, admission)
     admission.answered.append(admission.events[-1])
     if makes_run:
         await tx.execute(
@@ -214,7 +196,7 @@ async def _admit_prompt(
         to_uuid(batch_id),
         admission.events[-1].seq,
         prompt.delivery,
-        _json(prompt.content),
+        encode_json(prompt.content),
         None if api_key_id is None else to_uuid(api_key_id),
         run_id,
     )
@@ -234,97 +216,12 @@ async def _run_for_batch(tx: Transaction, locked: LockedSession, batch_id: str) 
 async def _admit_interrupt(
     tx: Transaction, locked: LockedSession, interrupt: InterruptInput, admission: Admission
 ) -> None:
-    draft = _draft(locked, run_id=locked.run_id)
+    draft = draft_of_session(locked, run_id=locked.run_id)
     draft.event(UserInterrupt, mode=interrupt.mode, reason=interrupt.reason)
-    await _append(tx, locked, draft, admission)
+    await append(tx, locked, draft, admission)
     admission.answered.append(admission.events[-1])
     if locked.run_id is not None:
-        await _cancel(tx, await _lock(tx, admission.session_id), interrupt.reason, admission)
-
-
-async def _admit_answer(
-    tx: Transaction, locked: LockedSession, answer: AnswerInput, admission: Admission
-) -> None:
-    call_uuid = parse_id("evt", answer.custom_tool_use_id)
-    digest = hashlib.sha256(_json((answer.content, answer.is_error)).encode()).digest()
-    call = await tx.fetchrow(
-        "SELECT run_id, kind, state, answer_sha256 FROM tool_calls WHERE session_id = $1 AND id = $2",
-        locked.id,
-        call_uuid,
-    )
-    if call is None or call["kind"] != "client":
-        raise NotFound("open custom tool use", answer.custom_tool_use_id)
-    if call["state"] != "open":
-        if call["answer_sha256"] == digest:
-            admission.answered.append(await _earlier_answer(tx, locked, answer.custom_tool_use_id))
-            return
-        reason = "not_waiting" if call["answer_sha256"] is None else "already_answered"
-        raise Conflict(
-            reason,
-            f"The tool use {answer.custom_tool_use_id} takes no answer: "
-            + ("it was closed without one." if reason == "not_waiting" else "it has another one already."),
-        )
-    draft = _draft(locked, run_id=call["run_id"])
-    draft.event(
-        UserCustomToolResult,
-        custom_tool_use_id=answer.custom_tool_use_id,
-        content=answer.content,
-        is_error=answer.is_error,
-    )
-    result = ToolResult(content=answer.content, is_error=answer.is_error)
-    await tx.execute(
-        """
-        UPDATE tool_calls SET state = 'done', outcome = $2, result = $3, answer_sha256 = $4,
-            finished_at = clock_timestamp() WHERE id = $1
-        """,
-        call_uuid,
-        "error" if answer.is_error else "ok",
-        _json(result),
-        digest,
-    )
-    await _append(tx, locked, draft, admission)
-    admission.answered.append(admission.events[-1])
-    if locked.run_state == "waiting":
-        await _after_answer(tx, await _lock(tx, admission.session_id), admission)
-
-
-async def _after_answer(tx: Transaction, locked: LockedSession, admission: Admission) -> None:
-    """Queues the waiting run when nothing is open any more; else says what remains."""
-    rows = await tx.fetch(
-        "SELECT id FROM tool_calls WHERE run_id = $1 AND state = 'open' ORDER BY position, index",
-        locked.run_id,
-    )
-    if rows:
-        remaining = tuple(public("evt", row["id"]) for row in rows)
-        draft = _draft(locked, run_id=locked.run_id)
-        draft.event(StatusIdle, stop_reason=StopReason(type="requires_action", event_ids=remaining))
-        await _append(tx, locked, draft, admission)
-        return
-    await tx.execute(
-        "UPDATE runs SET state = 'queued', queued_at = clock_timestamp() WHERE id = $1", locked.run_id
-    )
-    admission.wake = True
-
-
-async def _earlier_answer(tx: Transaction, locked: LockedSession, tool_use_id: str) -> LoggedEvent:
-    """The event of the answer that was given before: it stands in the log after its tool use."""
-    rows = await tx.fetch(
-        """
-        SELECT seq, id, type, body FROM events
-        WHERE session_id = $1 AND type = 'user.custom_tool_result'
-            AND seq > (SELECT seq FROM events WHERE session_id = $1 AND id = $2)
-        ORDER BY seq
-        """,
-        locked.id,
-        to_uuid(tool_use_id),
-    )
-    for row in rows:
-        event = msgspec.json.decode(row["body"], type=UserCustomToolResult)
-        if event.custom_tool_use_id == tool_use_id:
-            return LoggedEvent(
-                seq=row["seq"], id=public("evt", row["id"]), type=row["type"], body=row["body"]
-            )
-    raise NotFound("answer to the tool use", tool_use_id)
+        await _cancel(tx, await lock_session(tx, admission.session_id), interrupt.reason, admission)
 
 
 async def _cancel(tx: Transaction, locked: LockedSession, reason: str | None, admission: Admission) -> None:
@@ -352,17 +249,8 @@ async def _cancel(tx: Transaction, locked: LockedSession, reason: str | None, ad
 # -- shared ---------------------------------------------------------------------------------------------
 
 
-async def _lock(tx: Transaction, session_id: str, *, even_archived: bool = False) -> LockedSession:
-    locked = await find_locked(tx, parse_id("sess", session_id))
-    if locked is None:
-        raise NotFound("session", session_id)
-    if locked.archived_at is not None and not even_archived:
-        raise Conflict("session_archived", "The session is archived and takes nothing more. Start a new one.")
-    return locked
-
-
 async def _lock_prompt(tx: Transaction, session_id: str, prompt_id: str) -> tuple[LockedSession, UUID | None]:
-    locked = await _lock(tx, session_id)
+    locked = await lock_session(tx, session_id)
     row = await tx.fetchrow(
         "SELECT state, run_id FROM prompts WHERE session_id = $1 AND id = $2",
         locked.id,
@@ -383,51 +271,3 @@ async def _is_last_of_batch(tx: Transaction, run_uuid: UUID, prompt_uuid: UUID) 
         prompt_uuid,
     )
     return int(others) == 0
-
-
-async def _append(tx: Transaction, locked: LockedSession, draft: Draft, admission: Admission) -> None:
-    """Numbers and stores the events of `draft`, and raises `inbox_no`."""
-    events = draft.build().events
-    row = await tx.fetchrow(
-        """
-        UPDATE sessions SET last_seq = last_seq + $2, inbox_no = inbox_no + 1, updated_at = clock_timestamp()
-        WHERE id = $1 RETURNING last_seq
-        """,
-        locked.id,
-        len(events),
-    )
-    assert row is not None
-    logged = number(events, after_seq=row["last_seq"] - len(events))
-    for event, entry in zip(events, logged, strict=True):
-        await tx.execute(
-            """
-            INSERT INTO events (session_id, tenant_id, seq, id, run_id, type, body, created_at)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-            """,
-            locked.id,
-            locked.tenant_id,
-            entry.seq,
-            to_uuid(event.id),
-            None if event.run_id is None else to_uuid(event.run_id),
-            entry.type,
-            entry.body,
-            event.created_at,
-        )
-    admission.events.extend(logged)
-
-
-async def _raise_inbox(tx: Transaction, locked: LockedSession) -> None:
-    await tx.execute("UPDATE sessions SET inbox_no = inbox_no + 1 WHERE id = $1", locked.id)
-
-
-def _draft(locked: LockedSession, run_id: UUID | None = None) -> Draft:
-    return Draft(
-        session_id=public("sess", locked.id),
-        run_id=public_or_none("run", run_id),
-        now=locked.now,
-        next_position=locked.last_position + 1,
-    )
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

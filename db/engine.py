@@ -6,16 +6,17 @@ cannot hold a session and a query without a tenant sees nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import asyncpg
+from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from db.errors import DatabaseAway, DatabaseBusy
 from db.tables import TENANT_ROLE
@@ -35,21 +36,27 @@ _BEGIN = (
     f" SET LOCAL idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_TIMEOUT_S}s'"
 )
 
-# asyncpg's classes for "the connection is gone", and what the operating system adds.
+# What passes by itself: the connection is gone, the server stops, starts, fails over or has no room.
 _AWAY = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleInTransactionSessionTimeoutError,
-    ConnectionError,
     OSError,
     PoolTimeout,
     TimeoutError,
 )
-_BUSY = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_BUSY = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.QueryCanceledError,
+    # A migration has changed a table under statements that this connection had prepared.
+    asyncpg.InvalidCachedStatementError,
+    asyncpg.OutdatedSchemaCacheError,
+)
 
 
 class Transaction:
@@ -85,18 +92,18 @@ class Database:
         `url` is a libpq URL, such as `postgresql://user@host/name` or `postgresql://user@/name?host=/socket/dir`.
         `pooler`: a transaction-mode pooler stands in between, so nothing may be prepared on a connection.
         """
-        return cls(
-            create_async_engine(
-                sqlalchemy_url(url),
-                isolation_level="AUTOCOMMIT",  # transactions are opened by `transaction`, in one round trip
-                pool_size=pool_size,
-                max_overflow=0,
-                pool_timeout=LOCK_TIMEOUT_S,
-                pool_use_lifo=True,
-                json_deserializer=str,  # JSON columns are read as text: each query decodes into its own type
-                connect_args=connect_arguments(pooler=pooler),
-            )
+        engine = create_async_engine(
+            sqlalchemy_url(url),
+            isolation_level="AUTOCOMMIT",  # transactions are opened by `transaction`, in one round trip
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=LOCK_TIMEOUT_S,
+            pool_use_lifo=True,
+            json_deserializer=str,  # JSON columns are read as text: each query decodes into its own type
+            connect_args=connect_arguments(pooler=pooler),
         )
+        event.listen(engine.sync_engine, "checkout", _refuse_closed)
+        return cls(engine)
 
     @asynccontextmanager
     async def transaction(self, tenant_id: UUID | None = None) -> AsyncIterator[Transaction]:
@@ -115,8 +122,7 @@ class Database:
                     yield Transaction(connection, tenant_id)
                     await connection.execute("COMMIT")
                 except BaseException:
-                    if not await _rolled_back(connection):
-                        await asyncio.shield(pooled.invalidate())
+                    await _to_the_end(_release(pooled, connection))
                     raise
         except _BUSY as error:
             raise DatabaseBusy(f"The database was busy: {error}") from error
@@ -146,16 +152,37 @@ def _begin(tenant_id: UUID | None) -> str:
     return f"{_BEGIN}; SET LOCAL ROLE {TENANT_ROLE}; SET LOCAL armillary.tenant_id = '{tenant_id}'"
 
 
-async def _rolled_back(connection: Connection) -> bool:
-    """False when the connection's state is not known and it must not be used again."""
+def _refuse_closed(connection: Any, *_: Any) -> None:
+    """Has the pool connect again in place of a connection that the server has closed meanwhile."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError
+
+
+async def _release(pooled: AsyncConnection, connection: Connection) -> None:
+    """Leaves no transaction open: rolls back, or closes a connection whose state is not known."""
     if connection.is_closed():
-        return False
+        await pooled.invalidate()
+        return
     try:
         async with asyncio.timeout(ROLLBACK_TIMEOUT_S):
-            await asyncio.shield(connection.execute("ROLLBACK"))
-    except (*_AWAY, asyncpg.PostgresError, asyncio.CancelledError):
-        return False
-    return True
+            await connection.execute("ROLLBACK")
+    except (*_AWAY, asyncpg.PostgresError):
+        connection.terminate()  # a polite close would wait for the server once more
+        await pooled.invalidate()
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`, which is bounded in time, to its end; a cancel that comes meanwhile is raised after it."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 def sqlalchemy_url(url: str) -> URL:

@@ -8,11 +8,12 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from db.engine import Transaction
+from db.engine import Record, Transaction
 from db.ids import parse_id, public
 
 LEASE_S = 3.0
 CANDIDATES_PER_TENANT = 8
+CLAIM_TRIES = 4
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -48,7 +49,9 @@ async def renew_lease(
         """
         INSERT INTO workers (id, host, pid, slots, lease_until)
         VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))
-        ON CONFLICT (id) DO UPDATE SET lease_until = excluded.lease_until
+        ON CONFLICT (id) DO UPDATE SET lease_until = excluded.lease_until, steady_since =
+            CASE WHEN workers.lease_until < clock_timestamp() THEN clock_timestamp()
+            ELSE workers.steady_since END
         """,
         worker,
         host,
@@ -81,7 +84,8 @@ async def end_lease(tx: Transaction, *, worker_id: str) -> None:
 
 # -- claims ---------------------------------------------------------------------------------------------
 
-# Candidates are the oldest few runs of each tenant with a queue, the tenant with the least running first.
+# Candidates are the oldest few runs of each tenant with a queue: first of the tenant with the least running,
+# among equals of the one that was served longest ago, so that tenants take turns however long their queues.
 # The tenants are found by skipping through the index, so that a long queue of one costs the others nothing.
 _FIND = f"""
 WITH RECURSIVE queues AS (
@@ -94,11 +98,14 @@ WITH RECURSIVE queues AS (
 loads AS (
     SELECT queues.tenant_id, (
         SELECT count(*) FROM runs WHERE runs.tenant_id = queues.tenant_id AND state = 'running'
-    ) AS running
+    ) AS running, (
+        SELECT max(started_at) FROM runs WHERE runs.tenant_id = queues.tenant_id
+    ) AS served_at
     FROM queues WHERE queues.tenant_id IS NOT NULL
 ),
 candidates AS (
-    SELECT head.id AS run_id, head.session_id, loads.running, head.queued_at
+    SELECT head.id AS run_id, head.session_id, head.queued_at, loads.running, loads.served_at,
+        tenants.id AS tenant_id, tenants.max_running_runs
     FROM loads JOIN tenants ON tenants.id = loads.tenant_id, LATERAL (
         SELECT id, session_id, queued_at FROM runs
         WHERE tenant_id = loads.tenant_id AND state = 'queued'
@@ -106,16 +113,20 @@ candidates AS (
     ) AS head
     WHERE tenants.max_running_runs IS NULL OR loads.running < tenants.max_running_runs
 )
-SELECT candidates.run_id, sessions.id AS session_id FROM candidates JOIN sessions ON sessions.id = session_id
-ORDER BY candidates.running, candidates.queued_at LIMIT 1
+SELECT candidates.run_id, candidates.tenant_id, candidates.max_running_runs
+FROM candidates JOIN sessions ON sessions.id = session_id
+ORDER BY candidates.running, candidates.served_at NULLS FIRST, candidates.queued_at LIMIT 1
 FOR NO KEY UPDATE OF sessions SKIP LOCKED
 """
 
-# A statement of its own: it sees what was committed while the lock was waited for.
+# A statement of its own: it sees what was committed while the locks were waited for.
 _TAKE = """
 WITH taken AS (
     UPDATE runs SET state = 'running', worker_id = $2, started_at = coalesce(started_at, clock_timestamp())
     WHERE id = $1 AND state = 'queued'
+        AND ($3::int IS NULL OR $3 > (
+            SELECT count(*) FROM runs others WHERE others.tenant_id = runs.tenant_id AND state = 'running'
+        ))
         AND EXISTS (SELECT FROM workers WHERE id = $2 AND lease_until > clock_timestamp())
     RETURNING session_id
 )
@@ -126,17 +137,30 @@ RETURNING sessions.id, sessions.tenant_id, sessions.epoch, sessions.commit_no,
 
 
 async def claim_run(tx: Transaction, *, worker_id: str) -> Claim | None:
-    """The next run in fair order, held by the worker from now on; None when nothing can be taken."""
+    """The next run in fair order, held by the worker from now on; None when nothing can be taken.
+
+    Takes another one when its choice was gone before its lock was had. Locks of sessions are never waited
+    for here, so that keeping those of earlier tries cannot deadlock.
+    """
     worker = parse_id("work", worker_id)
-    found = await tx.fetchrow(_FIND)
-    if found is None:
-        return None
-    taken = await tx.fetchrow(_TAKE, found["run_id"], worker)
-    if taken is None:
-        return None
+    for _ in range(CLAIM_TRIES):
+        found = await tx.fetchrow(_FIND)
+        if found is None:
+            return None
+        cap = found["max_running_runs"]
+        if cap is not None:
+            # Claims for a tenant with a cap go one at a time, or two at once would both find the last place.
+            await tx.execute("SELECT FROM tenants WHERE id = $1 FOR NO KEY UPDATE", found["tenant_id"])
+        taken = await tx.fetchrow(_TAKE, found["run_id"], worker, cap)
+        if taken is not None:
+            return _claim(found["run_id"], taken)
+    return None
+
+
+def _claim(run_id: UUID, taken: Record) -> Claim:
     hold = Hold(
         session_id=public("sess", taken["id"]),
-        run_id=public("run", found["run_id"]),
+        run_id=public("run", run_id),
         epoch=taken["epoch"],
     )
     return Claim(

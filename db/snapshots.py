@@ -1,27 +1,33 @@
 """A session and its run as a hold finds them: all that the loop starts from."""
 
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
 
+from agents.errors import HoldLost
 from agents.types import Snapshot, StoredMessage
 from db.engine import Record, Transaction
-from db.errors import NotFound
-from db.ids import parse_id, public, to_uuid
+from db.holds import Hold
+from db.ids import public, to_uuid
 from db.sessions import effective_agent
 from db.work import load_batch, load_inbox
+from providers.ids import is_id
 from providers.types import Base64Source, Block, Message, NativeBlocks
 
 _blocks = msgspec.json.Decoder(tuple[Block, ...])
 
 
-async def load_snapshot(tx: Transaction, *, session_id: str, run_id: str) -> Snapshot:
+async def load_snapshot(tx: Transaction, hold: Hold) -> Snapshot:
     """Reads the whole state of a run, and starts its clock when it has none yet.
 
     The inbox is read first: what comes in while the rest is read makes a commit that relies on it fail.
+    Raises: HoldLost.
     """
-    session, run = to_uuid(session_id), to_uuid(run_id)
-    _, inbox = await load_inbox(tx, session, run)
+    session, run = to_uuid(hold.session_id), to_uuid(hold.run_id)
+    epoch, inbox = await load_inbox(tx, session, run)
+    if epoch != hold.epoch:
+        raise HoldLost
     row = await tx.fetchrow(
         """
         SELECT agent_versions.config, sessions.agent_overrides, sessions.end_user_id, runs.turns,
@@ -34,28 +40,40 @@ async def load_snapshot(tx: Transaction, *, session_id: str, run_id: str) -> Sna
         run,
     )
     if row is None:
-        raise NotFound("run", run_id)
+        raise HoldLost
     agent = effective_agent(row["config"], row["agent_overrides"])
     return Snapshot(
-        session_id=session_id,
-        run_id=run_id,
+        session_id=hold.session_id,
+        run_id=hold.run_id,
         agent=agent,
         messages=await load_messages(tx, session),
         batch=await load_batch(tx, session, run),
         inbox=inbox,
         turns=row["turns"],
         next_position=row["last_position"] + 1,
-        deadline_at=row["deadline_at"]
-        or await tx.fetchval(
-            """
-            UPDATE runs SET deadline_at = clock_timestamp() + make_interval(secs => $2)
-            WHERE id = $1 RETURNING deadline_at
-            """,
-            run,
-            agent.time_limit_s,
-        ),
+        deadline_at=row["deadline_at"] or await _start_clock(tx, hold, agent.time_limit_s),
         end_user_id=row["end_user_id"],
     )
+
+
+async def _start_clock(tx: Transaction, hold: Hold, time_limit_s: float) -> datetime:
+    """Behind the fence like every write of a worker. Raises: HoldLost."""
+    held = await tx.fetchval(
+        "SELECT true FROM sessions WHERE id = $1 AND epoch = $2 FOR NO KEY UPDATE",
+        to_uuid(hold.session_id),
+        hold.epoch,
+    )
+    if held is None:
+        raise HoldLost
+    deadline_at: datetime = await tx.fetchval(
+        """
+        UPDATE runs SET deadline_at = clock_timestamp() + make_interval(secs => $2)
+        WHERE id = $1 RETURNING deadline_at
+        """,
+        to_uuid(hold.run_id),
+        time_limit_s,
+    )
+    return deadline_at
 
 
 async def load_messages(tx: Transaction, session: UUID) -> tuple[StoredMessage, ...]:
@@ -72,9 +90,11 @@ async def load_messages(tx: Transaction, session: UUID) -> tuple[StoredMessage, 
 
 async def find_image(tx: Transaction, file_id: str) -> Base64Source | None:
     """An uploaded image, ready to be sent; None when the file is gone. The caller scopes by its tenant."""
+    if not is_id("file", file_id):
+        return None
     row = await tx.fetchrow(
         "SELECT media_type, encode(content, 'base64') AS data FROM files WHERE id = $1 AND tenant_id = $2",
-        parse_id("file", file_id),
+        to_uuid(file_id),
         tx.tenant_id,
     )
     if row is None:

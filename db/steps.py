@@ -217,6 +217,7 @@ def _add_calls(parts: _Parts, fence: Fence, step: Step) -> None:
             state = excluded.state, idempotent = excluded.idempotent, outcome = excluded.outcome,
             result = excluded.result, finished_at = excluded.finished_at,
             started_at = coalesce(tool_calls.started_at, excluded.started_at)
+        WHERE tool_calls.state <> 'done'
         """,
         to_uuid(fence.run_id),
         [to_uuid(call.id) for call in calls],
@@ -306,7 +307,7 @@ def _add_run(parts: _Parts, fence: Fence, step: Step) -> None:
         state = "waiting"
     elif isinstance(step.ending, RequeueRun):
         state = "queued"
-    progressed = bool(step.calls) or any(stored.message.role != "user" for stored in step.messages)
+    progressed = _has_progressed(step)
     takeover = isinstance(step.ending, RequeueRun) and step.ending.takeover
     parts.add(
         "changed_run",
@@ -327,6 +328,12 @@ def _add_run(parts: _Parts, fence: Fence, step: Step) -> None:
         int(takeover),
         to_uuid(fence.run_id),
     )
+
+
+def _has_progressed(step: Step) -> bool:
+    """True for an answer of the model or a result of a tool: the run is past what its worker was lost at."""
+    has_answer = any(stored.message.role == "assistant" for stored in step.messages)
+    return has_answer or any(call.state == "done" and call.outcome != "unknown" for call in step.calls)
 
 
 def _add_close(parts: _Parts, fence: Fence, step: Step, ending: CloseRun) -> None:

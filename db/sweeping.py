@@ -13,7 +13,8 @@ from agents.events import ErrorDetail, RetryStatus, SessionError, StopReason
 from agents.log import LoggedEvent
 from agents.types import RequeueRun, Step
 from db.engine import Transaction
-from db.ids import public
+from db.holds import LEASE_S
+from db.ids import public, to_uuid
 from db.steps import Fence, store_step
 from db.work import LockedSession, find_locked, load_work
 
@@ -36,8 +37,12 @@ class Swept(Struct, frozen=True, kw_only=True):
     is_queued: bool
 
 
-async def stale_sessions(tx: Transaction) -> list[UUID]:
-    """Sessions whose run lost its worker or goes on after a cancel; empty while another sweeper looks."""
+async def stale_sessions(tx: Transaction, *, worker_id: str, lease_s: float = LEASE_S) -> list[UUID]:
+    """Sessions whose run lost its worker or goes on after a cancel; empty while another sweeper looks.
+
+    Empty too unless the worker that asks has held its own lease without a break for as long as one lasts:
+    after an outage all leases have run out, and their workers must have had the time to renew them.
+    """
     if not await tx.fetchval("SELECT pg_try_advisory_xact_lock($1)", SWEEP_LOCK):
         return []
     rows = await tx.fetch(
@@ -47,10 +52,16 @@ async def stale_sessions(tx: Transaction) -> list[UUID]:
             workers.id IS NULL OR workers.lease_until < clock_timestamp()
             OR cancel_requested_at < clock_timestamp() - make_interval(secs => $1)
         )
-        LIMIT $2
+        AND EXISTS (
+            SELECT FROM workers me WHERE me.id = $3 AND me.lease_until > clock_timestamp()
+                AND me.steady_since < clock_timestamp() - make_interval(secs => $4)
+        )
+        ORDER BY runs.id LIMIT $2
         """,
         CANCEL_GRACE_S,
         BATCH,
+        to_uuid(worker_id),
+        lease_s,
     )
     return [row["session_id"] for row in rows]
 
@@ -61,21 +72,25 @@ async def sweep_session(tx: Transaction, session_id: UUID) -> Swept | None:
     if locked is None or locked.run_state != "running":
         return None
     is_lost = not await _has_lease(tx, locked.run_worker_id)
-    is_cancelled = locked.cancel_requested_at is not None
-    is_overdue = is_cancelled and await _is_overdue(tx, locked)
+    is_overdue = locked.cancel_requested_at is not None and await _is_overdue(tx, locked)
     if not is_lost and not is_overdue:
         return None
     work = await load_work(tx, locked)
-    return await _store(tx, locked, work, _decide(locked, work, is_cancelled=is_cancelled))
+    return await _store(tx, locked, work, _decide(locked, work, takeover=True))
 
 
-async def hand_over(tx: Transaction, *, session_id: UUID, epoch: int, worker_id: UUID) -> Swept | None:
-    """Gives a worker's own run back to the queue, as at shutdown. It does not count as a takeover."""
+async def hand_over(
+    tx: Transaction, *, session_id: UUID, epoch: int, worker_id: UUID, takeover: bool = False
+) -> Swept | None:
+    """Gives a worker's own run back to the queue, or closes it when it was cancelled meanwhile.
+
+    Counts as a takeover, and so is not done for ever, unless it is a hand-over at shutdown.
+    """
     locked = await find_locked(tx, session_id)
     if not _is_held(locked, epoch, worker_id):
         return None
     work = await load_work(tx, locked)
-    return await _store(tx, locked, work, requeue_step(work, locked.now, takeover=False))
+    return await _store(tx, locked, work, _decide(locked, work, takeover=takeover))
 
 
 async def fail_run(
@@ -109,16 +124,16 @@ async def forget_workers(tx: Transaction) -> None:
     )
 
 
-def _decide(locked: LockedSession, work: OpenWork, *, is_cancelled: bool) -> Step:
-    if is_cancelled:
-        return _forced_close(work, locked, StopReason(type="cancelled"))
-    is_poisoned = (
+def _decide(locked: LockedSession, work: OpenWork, *, takeover: bool) -> Step:
+    if locked.cancel_requested_at is not None:
+        return _forced_close(work, locked, StopReason(type="cancelled", message=locked.cancel_reason))
+    is_poisoned = takeover and (
         locked.run_takeovers_since_progress + 1 >= MAX_TAKEOVERS_SINCE_PROGRESS
         or locked.run_takeovers + 1 >= MAX_TAKEOVERS
     )
     if is_poisoned:
         return _forced_close(work, locked, StopReason(type="error", code="worker_lost", message=_POISONED))
-    return requeue_step(work, locked.now, takeover=True)
+    return requeue_step(work, locked.now, takeover=takeover)
 
 
 def _forced_close(work: OpenWork, locked: LockedSession, stop: StopReason) -> Step:

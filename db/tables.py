@@ -89,6 +89,8 @@ workers = sa.Table(
     sa.Column("slots", sa.Integer, nullable=False),
     _moment("started_at", nullable=False),
     _moment("lease_until", nullable=False),
+    # Since when the lease has not lapsed. A worker that was just back may not call others dead.
+    _moment("steady_since", nullable=False),
 )
 
 agents = sa.Table(
@@ -182,6 +184,8 @@ runs = sa.Table(
     _moment("closed_at"),
     sa.Index("uq_runs_open", "session_id", unique=True, postgresql_where=sa.text("state <> 'closed'")),
     sa.Index("ix_runs_session_id", "session_id", "queued_at", "id"),
+    # Which tenant was served last, for turns among tenants.
+    sa.Index("ix_runs_started", "tenant_id", "started_at"),
     sa.Index("ix_runs_queued", "tenant_id", "queued_at", "id", postgresql_where=sa.text("state = 'queued'")),
     sa.Index("ix_runs_running", "worker_id", postgresql_where=sa.text("state = 'running'")),
     sa.Index("ix_runs_running_tenant", "tenant_id", postgresql_where=sa.text("state = 'running'")),

@@ -37,6 +37,7 @@ class LockedSession(Struct, frozen=True, kw_only=True):
     run_takeovers_since_progress: int = 0
     run_worker_id: UUID | None = None
     cancel_requested_at: datetime | None = None
+    cancel_reason: str | None = None
 
 
 async def find_locked(
@@ -61,7 +62,7 @@ async def find_locked(
         """
         SELECT clock_timestamp() AS now, id AS run_id, state AS run_state, turns AS run_turns,
             takeovers AS run_takeovers, takeovers_since_progress AS run_takeovers_since_progress,
-            worker_id AS run_worker_id, cancel_requested_at
+            worker_id AS run_worker_id, cancel_requested_at, cancel_reason
         FROM (SELECT) AS one LEFT JOIN runs ON session_id = $1 AND state <> 'closed'
         """,
         session_id,

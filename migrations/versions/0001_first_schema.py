@@ -98,6 +98,12 @@ def upgrade() -> None:
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
         ),
+        sa.Column(
+            "steady_since",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_workers")),
     )
     op.create_table(
@@ -425,6 +431,7 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("state = 'running'"),
     )
+    op.create_index("ix_runs_started", "runs", ["tenant_id", "started_at"], unique=False)
     op.create_index("ix_runs_session_id", "runs", ["session_id", "queued_at", "id"], unique=False)
     op.create_index(
         "uq_runs_open", "runs", ["session_id"], unique=True, postgresql_where=sa.text("state <> 'closed'")
@@ -522,6 +529,7 @@ def downgrade() -> None:
     op.drop_table("prompts")
     op.drop_index("uq_runs_open", table_name="runs", postgresql_where=sa.text("state <> 'closed'"))
     op.drop_index("ix_runs_session_id", table_name="runs")
+    op.drop_index("ix_runs_started", table_name="runs")
     op.drop_index("ix_runs_running_tenant", table_name="runs", postgresql_where=sa.text("state = 'running'"))
     op.drop_index("ix_runs_running", table_name="runs", postgresql_where=sa.text("state = 'running'"))
     op.drop_index("ix_runs_queued", table_name="runs", postgresql_where=sa.text("state = 'queued'"))
