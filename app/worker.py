@@ -20,18 +20,19 @@ from providers.ids import new_id
 from providers.registry import Registry
 from providers.retry import RetryPolicy
 from tools.builtin import builtin_registry
+from tools.registry import ToolRegistry
 
 _log = logging.getLogger(__name__)
 
 
-def run_worker(settings: Settings) -> int:
-    """Works until SIGTERM or SIGINT; the exit code."""
+def run_worker(settings: Settings, *, tools: ToolRegistry | None = None) -> int:
+    """Works until SIGTERM or SIGINT; the exit code. `tools` None: those that come with the service."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(settings))
+        runner.run(_work(settings, builtin_registry() if tools is None else tools))
     return 0
 
 
-async def _work(settings: Settings) -> None:
+async def _work(settings: Settings, tools: ToolRegistry) -> None:
     assert settings.database_url is not None
     assert settings.redis_url is not None
     stopping = asyncio.Event()
@@ -58,7 +59,7 @@ async def _work(settings: Settings) -> None:
             publisher=publisher,
             wake_ups=wake_ups,
             models=models,
-            tools=builtin_registry(),
+            tools=tools,
             retry=RetryPolicy(),
         )
         await _serve(
