@@ -34,6 +34,7 @@ from tests.support.transcript_rules import log_problems, stream_problems, transc
 from tools.registry import ToolRegistry
 
 MAX_HOLDS = 40
+READY_ROUNDS = 5  # of the event loop, in which a cancel that was heard reaches what it ends
 WAIT_S = 20.0  # for what happens within milliseconds
 
 ScriptLine = ProviderEvent | ProviderError | BaseException | Callable[[], Awaitable[None]]
@@ -73,6 +74,16 @@ class ScriptedModel:
 
     async def aclose(self) -> None:
         """Nothing is kept open."""
+
+
+class SlowRehearsal(Rehearsal):
+    """The rehearsal model with a gap before each event, wide enough for all else that is ready to run."""
+
+    async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderEvent]:
+        async for event in super().stream(request):
+            for _ in range(READY_ROUNDS):
+                await asyncio.sleep(0)
+            yield event
 
 
 def text(*pieces: str, stop: Stop = Stop.END_TURN) -> list[ScriptLine]:
@@ -130,7 +141,7 @@ async def work(
     """One hold, until the run is left or the hold is killed. A hand-over is done as a worker does it."""
     hold = session.claim()
     prepare(hold)
-    target = Target(vendor="rehearsal", model="fast", provider=model or Rehearsal(), price=price)
+    target = Target(vendor="rehearsal", model="fast", provider=model or SlowRehearsal(), price=price)
     run = asyncio.create_task(
         run_agent(
             session.snapshot(),

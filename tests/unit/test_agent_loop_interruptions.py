@@ -196,7 +196,7 @@ async def test_a_cancel_at_any_moment_closes_the_run_once_and_starts_nothing_mor
         assert starts["span.model_request_start"] == seen[0]["span.model_request_start"]
         assert starts["span.tool_start"] == seen[0]["span.tool_start"]
         stops.add(run.stop.type)
-    assert "cancelled" in stops
+    assert "cancelled" in stops or heard == "unheard"
     assert stops <= {"cancelled", "end_turn"}  # when the last answer was whole, nothing was left to stop
 
 
