@@ -91,7 +91,7 @@ class AccessLog:
         }
         if principal is not None:
             fields |= {"tenant_id": principal.public_tenant_id, "key_id": principal.public_key_id}
-        log.info("request", extra={"fields": fields})
+        log.info("request", extra=fields)
 
 
 class _Answer:

@@ -195,7 +195,7 @@ def to_problem(request: Request[Any, Any, Any], error: Exception) -> Response[by
     """The answer for any exception; what nobody foresaw is logged and answered with a general text."""
     status = _status_of(error)
     if status == 500:
-        log.error("unexpected error", exc_info=error, extra={"fields": {"path": request.scope["path"]}})
+        log.error("unexpected error", exc_info=error, extra={"path": request.scope["path"]})
     detail, code, field = _describe(error, status)
     problem = Problem(
         type="about:blank",

@@ -92,7 +92,7 @@ class HoldSink:
                 async with self._database.transaction() as tx:
                     return await self._after_refusal(tx, fence, step)
             except DatabaseError as error:
-                _log.warning("a commit is tried again: %s", error, extra={"run_id": self._hold.run_id})
+                _log.warning("a commit is tried again: %s", error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_MOST_S)
 
@@ -133,7 +133,7 @@ class HoldInbox:
                     )
                 break
             except DatabaseError as error:
-                _log.warning("the inbox is read again: %s", error, extra={"run_id": self._hold.run_id})
+                _log.warning("the inbox is read again: %s", error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_MOST_S)
         if epoch != self._hold.epoch:

@@ -149,20 +149,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     run_timeout_s: Annotated[
         float, Meta(ge=1, le=7 * 86400, description="Time limit of a run when the agent does not say.")
     ] = 3600.0
-    tool_timeout_s: Annotated[
-        float, Meta(ge=1, le=86400, description="Time limit of a tool call when the tool does not say.")
-    ] = 600.0
-    tool_output_limit_bytes: Annotated[
-        int, Meta(ge=1 << 10, le=64 << 20, description="Longest text of a tool result; the rest is cut off.")
-    ] = 1 << 20
 
-    retention_days: (
-        Annotated[
-            int,
-            Meta(ge=1, le=36500, description="Sessions unused for so long are deleted; unset keeps them."),
-        ]
-        | None
-    ) = None
     idempotency_hours: Annotated[
         int, Meta(ge=1, le=8760, description="How long an `Idempotency-Key` is remembered.")
     ] = 24

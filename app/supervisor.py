@@ -18,6 +18,7 @@ from app.holding import DatabaseClock, HoldInbox, HoldSink
 from app.lease import Lease, Renewal
 from app.queue import WakeUps
 from app.streaming.publisher import Publisher
+from app.telemetry import current_run
 from db.engine import Database, Transaction
 from db.errors import DatabaseAway, DatabaseBusy, DatabaseError
 from db.holds import Claim, Hold, claim_run
@@ -155,6 +156,7 @@ class Supervisor:
     async def _work(self, claim: Claim, active: _Active) -> None:
         hold = claim.hold
         clock = DatabaseClock(claim.now)
+        current_run.set({"session_id": hold.session_id, "run_id": hold.run_id})
         try:
             # After the claim's transaction: a run that cannot be read fails alone and does not block others.
             snapshot = await self._load(hold)
@@ -169,18 +171,18 @@ class Supervisor:
                 retry=self._retry,
             )
         except HoldLost:
-            _log.info("the hold was lost", extra={"run_id": hold.run_id})
+            _log.info("the hold was lost")
         except HandOver:
             await self._hand_over(hold, takeover=False)
         except (DatabaseAway, DatabaseBusy) as error:
-            _log.warning("the run is given back: %s", error, extra={"run_id": hold.run_id})
+            _log.warning("the run is given back: %s", error)
             await self._hand_over(hold, takeover=True)
         except UnknownModel as error:
-            _log.error("the model cannot be used: %s", error.message, extra={"run_id": hold.run_id})
+            _log.error("the model cannot be used: %s", error.message)
             text = "No configured provider offers this model."
             await self._fail(hold, StopReason(type="error", code=error.code, message=text))
         except Exception:  # noqa: BLE001 - one run must not take the worker down
-            _log.exception("the run failed", extra={"run_id": hold.run_id})
+            _log.exception("the run failed")
             text = "The server failed while it worked on this run."
             await self._fail(hold, StopReason(type="error", code="internal_error", message=text))
 

@@ -1,7 +1,8 @@
-"""Log lines as JSON objects, with the id of the request that they belong to."""
+"""Log lines as JSON objects, with the ids of the request or the run that they belong to."""
 
 import logging
 import sys
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -11,12 +12,15 @@ from app.access_log import current_request_id
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
-# uvicorn would log each request a second time, with its query string.
-_SILENT = ("uvicorn.access", "sse_starlette.sse")
+current_run: ContextVar[dict[str, str]] = ContextVar("current_run", default={})  # noqa: B039 - never changed
+"""`session_id` and `run_id` of what this task works on; set for the whole task of a run."""
+
+# uvicorn would log each request a second time, with its query string; arq two lines for each wake-up.
+_SILENT = ("uvicorn.access", "sse_starlette.sse", "arq.worker")
 
 
 class JsonFormatter(logging.Formatter):
-    """One line of JSON: time, level, logger, message, request id, and the record's `fields`."""
+    """One line of JSON: time, level, logger, message, ids, and what was given as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -27,22 +31,30 @@ class JsonFormatter(logging.Formatter):
         }
         if (request_id := current_request_id.get()) is not None:
             line["request_id"] = request_id
-        line |= getattr(record, "fields", {})
+        line |= _fields(record)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return _encoder.encode(line).decode()
 
 
 class TextFormatter(logging.Formatter):
-    """For reading: time, level, message, and the record's `fields` as `name=value`."""
+    """For reading: time, level, message, and what was given as `extra`, as `name=value`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        fields: dict[str, Any] = getattr(record, "fields", {})
-        pairs = "".join(f" {name}={value}" for name, value in fields.items())
+        pairs = "".join(f" {name}={value}" for name, value in _fields(record).items())
         return super().formatMessage(record) + pairs
+
+
+_OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """What the caller gave as `extra`, and the ids of the run."""
+    given = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+    return {**current_run.get(), **given}
 
 
 def configure_logging(*, level: str, form: Literal["json", "text"]) -> None:

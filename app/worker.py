@@ -15,6 +15,7 @@ from app.settings import Settings
 from app.streaming.publisher import Publisher
 from app.streaming.signals import Signals
 from app.supervisor import Supervisor
+from app.telemetry import configure_logging
 from db.engine import Database
 from providers.ids import new_id
 from providers.registry import Registry
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 def run_worker(settings: Settings, *, tools: ToolRegistry | None = None) -> int:
     """Works until SIGTERM or SIGINT; the exit code. `tools` None: those that come with the service."""
+    configure_logging(level=settings.log_level, form=settings.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(settings, builtin_registry() if tools is None else tools))
     return 0
