@@ -5,12 +5,9 @@ strict, so streams are read that way here, and each event that it does know is c
 """
 
 import asyncio
-import os
-import sys
 import typing
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +20,6 @@ from pydantic import TypeAdapter
 
 from tests.support.served_api import Caller, ServedApi, served_api
 
-ROOT = Path(__file__).parents[2]
-STOP_S = 30
 ANSWER_S = 60
 CLIENT_TOOL: Any = {
     "type": "custom",
@@ -32,27 +27,6 @@ CLIENT_TOOL: Any = {
     "description": "Asks the user a question.",
     "input_schema": {"type": "object", "properties": {"question": {"type": "string"}}},
 }
-
-
-@asynccontextmanager
-async def running_worker(database_url: str, redis_url: str) -> AsyncIterator[None]:
-    """A worker process on these servers until the block ends."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ARMILLARY_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "app",
-        "worker",
-        cwd=ROOT,
-        env={**kept, "ARMILLARY_DATABASE_URL": database_url, "ARMILLARY_REDIS_URL": redis_url},
-    )
-    try:
-        yield
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        async with asyncio.timeout(STOP_S):
-            await process.wait()
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
 """The API on a loopback port of this process, and callers with keys of tenants of their own."""
 
 import asyncio
+import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,7 +20,9 @@ from db.engine import Database
 from db.keys import create_key
 from db.tenants import create_tenant
 
+ROOT = Path(__file__).parents[2]
 START_S = 30.0
+STOP_S = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,3 +125,24 @@ async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
                 await serving
                 raise AssertionError("the server ended before it had started")
             await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running_worker(database_url: str, redis_url: str) -> AsyncIterator[None]:
+    """A worker process on these servers until the block ends."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ARMILLARY_")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "app",
+        "worker",
+        cwd=ROOT,
+        env={**kept, "ARMILLARY_DATABASE_URL": database_url, "ARMILLARY_REDIS_URL": redis_url},
+    )
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
