@@ -123,6 +123,8 @@ async def test_deltas_go_only_to_connections_that_name_their_kind(database_url: 
             await eventually(lambda: api.hub.open_streams == 3)
             voice = api.publisher.hold(session_id=log.session_id, epoch=0)
             await watched(api, messages, log)
+            for stream in (none, thinking):
+                await stream.take(1)
             thought_id, event_id = new_id("evt"), new_id("evt")
             voice.preview(started(thought_id, "agent.thinking"))
             voice.preview(
