@@ -118,7 +118,7 @@ class Progress:
         return _changed(self.calls, draft.calls)
 
     def _must_stop(self) -> bool:
-        return self._stop.has_stopped or self._view.cancel is not None
+        return self._stop.has_stopped() or self._view.cancel is not None
 
     def _written(self, write: Write, turn: int | None) -> Draft:
         draft = Draft(

@@ -28,10 +28,7 @@ class StopWatch:
         self.cause: StopCause | None = None
 
     async def __aenter__(self) -> "StopWatch":
-        if self._left_s() <= 0:
-            self.cause = "timed_out"
-        else:
-            self._watch = asyncio.create_task(self._wait())
+        self._watch = asyncio.create_task(self._wait())
         return self
 
     async def __aexit__(
@@ -47,7 +44,7 @@ class StopWatch:
         Raises: Stopped, after `work` has been cancelled and has ended, whatever it made of the cancel; else
         what `work` raises, and RuntimeError when it ends by a cancel that nobody asked for.
         """
-        if self.cause is not None:
+        if self.has_stopped():
             work.close()
             raise Stopped
         task: asyncio.Task[T] = asyncio.create_task(work)
@@ -57,27 +54,29 @@ class StopWatch:
         except asyncio.CancelledError as error:
             if _is_being_cancelled():
                 raise
-            if self.has_stopped:
+            if self.has_stopped():
                 raise Stopped from None
             raise RuntimeError("the awaited work cancelled itself") from error
         except Exception as error:
             # Client libraries make a broken connection of a cancel.
-            if self.has_stopped:
+            if self.has_stopped():
                 raise Stopped from error
             raise
         finally:
             self._guarded = None
 
-    @property
     def has_stopped(self) -> bool:
+        """True when the run must end. Knows that time is over even before the watch has come to notice."""
+        if self.cause is None and self._left_s() <= 0:
+            self.cause = "timed_out"
         return self.cause is not None
 
     async def _wait(self) -> None:
         cancelled = asyncio.create_task(self._inbox.cancelled())
-        overdue = asyncio.create_task(self._clock.sleep(self._left_s()))
+        overdue = asyncio.create_task(self._clock.sleep(max(self._left_s(), 0.0)))
         try:
             await asyncio.wait((cancelled, overdue), return_when=asyncio.FIRST_COMPLETED)
-            self.cause = "cancelled" if cancelled.done() else "timed_out"
+            self.cause = self.cause or ("cancelled" if cancelled.done() else "timed_out")
             if self._guarded is not None:
                 self._guarded.cancel()
         finally:

@@ -216,7 +216,7 @@ class ToolCalls:
 
         def progress(payload: JsonObject) -> None:
             execution = self._executions.get(call.id)
-            if execution is None or execution.finished is not None or self._stop.has_stopped:
+            if execution is None or execution.finished is not None or self._stop.has_stopped():
                 return  # the call is over; a tool that was left behind may still talk
             try:
                 delta = {"type": "tool_progress", "progress": to_json(payload)}

@@ -20,7 +20,7 @@ Integers keep all their digits. Anything else is an `UnusableResult`, which the 
 
 import json
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from enum import Enum
 from typing import Any
 
@@ -41,17 +41,24 @@ def to_result(value: ToolOutput) -> ToolResult:
     """
     match value:
         case ToolResult():
-            return value
+            details = None if value.details is None else to_json(value.details)
+            return ToolResult(content=_clean(value.content), details=details, is_error=value.is_error)
         case None:
             return ToolResult()
         case str():
             return ToolResult(content=(TextBlock(text=clean_text(value)),))
         case TextBlock() | ImageBlock():
-            return ToolResult(content=(value,))
+            return ToolResult(content=_clean((value,)))
         case list() | tuple() if value and all(isinstance(item, TextBlock | ImageBlock) for item in value):
-            return ToolResult(content=tuple(value))
+            return ToolResult(content=_clean(value))
         case _:
             return ToolResult(content=(TextBlock(text=json_text(value)),))
+
+
+def _clean(content: Iterable[TextBlock | ImageBlock]) -> tuple[TextBlock | ImageBlock, ...]:
+    return tuple(
+        TextBlock(text=clean_text(block.text)) if isinstance(block, TextBlock) else block for block in content
+    )
 
 
 def json_text(value: Any) -> str:

@@ -50,9 +50,9 @@ class ScriptedModel:
 
     api = "rehearsal"
 
-    def __init__(self, *answers: Answer, capabilities: Capabilities = Capabilities()) -> None:
+    def __init__(self, *answers: Answer, capabilities: Capabilities | None = None) -> None:
         self._answers = answers
-        self._capabilities = capabilities
+        self._capabilities = capabilities or Capabilities()
         self.requests: list[ProviderRequest] = []
 
     def capabilities(self, model: str) -> Capabilities:

@@ -294,7 +294,8 @@ class MemorySession:
             row = self.ledger[closed.id]
             assert row["state"] == "open", "a ledger entry is closed twice"
             fields = msgspec.to_builtins(closed)
-            row.update(fields | fields.pop("usage"))
+            row.update(fields.pop("usage"))
+            row.update(fields)
             row["state"] = "abandoned" if closed.abandoned else "closed"
 
     def _append(self, events: tuple[Event, ...]) -> None:
