@@ -18,7 +18,7 @@ from anthropic.types.beta.sessions import (
 )
 from pydantic import TypeAdapter
 
-from tests.support.served_api import Caller, ServedApi, served_api
+from tests.support.served_api import Caller, ServedApi, running_worker, served_api
 
 ANSWER_S = 60
 CLIENT_TOOL: Any = {
