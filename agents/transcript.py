@@ -8,13 +8,33 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from providers.types import Block, Message, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from providers.types import (
+    Block,
+    ImageBlock,
+    Message,
+    Role,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 
 MISSING_RESULT = "Interrupted: no result of this call was recorded. Whether it had effects is not known."
 
 
+_MAY_HOLD: dict[Role, tuple[type[Block], ...]] = {
+    "user": (TextBlock, ImageBlock),
+    "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
+    "tool": (ToolResultBlock,),
+    "system": (TextBlock,),
+}
+
+
 def repaired(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """`messages` with each tool use followed by its result, no empty message and no blank text."""
+    """`messages` with each tool use followed by its result, no empty message and no blank text.
+
+    A block that its role cannot hold is left out.
+    """
     result: list[Message] = []
     pending = list(messages)
     index = 0
@@ -23,7 +43,7 @@ def repaired(messages: Iterable[Message]) -> tuple[Message, ...]:
         index += 1
         if message.role == "tool":
             continue  # an answer to nothing: those that answer are taken with their question
-        cleaned = _without_blanks(message)
+        cleaned = _cleaned(message)
         if cleaned is None:
             continue
         result.append(cleaned)
@@ -52,9 +72,14 @@ def _answered(uses: tuple[ToolUseBlock, ...], answers: list[ToolResultBlock]) ->
     return Message(role="tool", blocks=tuple(blocks))
 
 
-def _without_blanks(message: Message) -> Message | None:
+def _cleaned(message: Message) -> Message | None:
     """The message without blank text, its calls last; None when nothing is left to send."""
-    kept = [block for block in message.blocks if not isinstance(block, TextBlock) or block.text.strip()]
+    kept = [
+        block
+        for block in message.blocks
+        if isinstance(block, _MAY_HOLD[message.role])
+        and not (isinstance(block, TextBlock) and not block.text.strip())
+    ]
     if not any(not isinstance(block, ThinkingBlock) for block in kept):
         return None
     # A sort is stable: text and calls keep their order among themselves.

@@ -307,7 +307,10 @@ async def test_a_model_that_keeps_calling_what_does_not_exist_is_stopped() -> No
 def cut_answer(*whole: str) -> list[ScriptLine]:
     """Whole calls, then one that the output limit cut."""
     lines = [line for index, name in enumerate(whole) for line in call(index, name)]
-    cut: list[ScriptLine] = [ToolCallStart(index=9, id="cut", name="a"), ToolCallDelta(index=9, json='{"path":"a","con')]
+    cut: list[ScriptLine] = [
+        ToolCallStart(index=9, id="cut", name="a"),
+        ToolCallDelta(index=9, json='{"path":"a","con'),
+    ]
     return [MessageStart(), *lines, *cut, *end(Stop.MAX_TOKENS)]
 
 
