@@ -285,7 +285,7 @@ _FAULTS = {
         SELECT p.id FROM prompts p JOIN runs r ON r.id = p.run_id
         WHERE p.state = 'pending' AND r.state = 'closed'""",
     "a batch was split between runs": """
-        SELECT batch_id FROM prompts WHERE run_id IS NOT NULL
+        SELECT batch_id FROM prompts WHERE run_id IS NOT NULL AND state <> 'withdrawn'
         GROUP BY batch_id HAVING count(DISTINCT run_id) > 1""",
     "a ledger entry is open though nobody works on its run": """
         SELECT u.id FROM usage_entries u JOIN runs r ON r.id = u.run_id
