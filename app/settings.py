@@ -114,9 +114,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     stream_heartbeat_s: Annotated[
         float, Meta(ge=0.1, le=15, description="Longest silence on a stream before a comment is sent.")
     ] = 15.0
-    stream_ring_events: Annotated[
-        int, Meta(ge=16, le=65536, description="Frames of a watched session that are kept in memory.")
-    ] = 1024
 
     default_model: Annotated[
         str, Meta(min_length=1, description="Model of an agent that names none, as `vendor:model`.")

@@ -93,7 +93,7 @@ async def list_versions(
     """The versions below `below`, newest first. Raises: NotFound."""
     await get_agent(tx, agent_id)
     rows = await tx.fetch(
-        f"""{_SELECT} WHERE a.id = $1 AND a.tenant_id = $2 AND ($3::int IS NULL OR v.version < $3)
+        f"""{_SELECT} WHERE a.id = $1 AND a.tenant_id = $2 AND ($3::int8 IS NULL OR v.version < $3)
         ORDER BY v.version DESC LIMIT $4""",
         agent_id,
         tx.tenant_id,

@@ -3,7 +3,6 @@
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
-from uuid import UUID
 
 import msgspec
 from litestar import get, post
@@ -16,7 +15,7 @@ from app.auth import Principal
 from app.errors import InvalidField
 from app.http_json import ApiRequest, invalid_field
 from app.idempotency import once
-from app.pagination import IncludeArchived, Page, PageQuery, make_page
+from app.pagination import DEFAULT_LIMIT, Cursor, IncludeArchived, Limit, Page, PageQuery, make_page
 from app.resources import Resources
 from app.routes.agent_inputs import (
     MAX_METADATA,
@@ -29,6 +28,7 @@ from app.routes.agent_inputs import (
     to_model,
     to_tools,
 )
+from app.routes.positions import position_page, read_position
 from db import agents
 from db.agents import Agent
 from db.ids import parse_id, public
@@ -252,15 +252,14 @@ async def list_versions(
     agent_id: FromPath[str],
     principal: NamedDependency[Principal],
     resources: NamedDependency[Resources],
-    page_query: NamedDependency[PageQuery],
+    limit: Limit = DEFAULT_LIMIT,
+    page: Cursor = None,
 ) -> Page[AgentView]:
     """Lists the versions of an agent, newest first."""
     uuid = parse_id("agent", agent_id)
-    below = None if page_query.before is None else page_query.before[1].int
     async with resources.database.transaction(principal.tenant_id) as tx:
-        found = await agents.list_versions(tx, uuid, limit=page_query.fetch, below=below)
-    # A cursor of this list holds the version where others hold an id.
-    return make_page(found, page_query, view_agent, lambda agent: (agent.updated_at, UUID(int=agent.version)))
+        found = await agents.list_versions(tx, uuid, limit=limit + 1, below=read_position(page))
+    return position_page(found, limit=limit, view=view_agent, place=lambda agent: agent.version)
 
 
 @post("/v1/agents/{agent_id:str}/archive", tags=["Agents"], status_code=200)
