@@ -71,7 +71,7 @@ class Feed:
     """Delivers durable events densely, whatever Redis loses, and previews only where they belong.
 
     `seq` is the last durable event that was delivered. While events are read from Postgres, what comes in is
-    parked. `ring` is None until the end of the log is known.
+    parked. `ring` is None until the end of the log is known, `is_ready` also when unfinished events are.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Feed:
         self.seq = 0
         self.ring: Ring | None = None
         self.idle: Idle | None = None
+        self.is_ready = False
         self.is_gone = False
         self.readers: dict[object, Callable[[], None]] = {}
         self.previews = Previews(joinable_bytes=limits.joinable_bytes)
@@ -235,6 +236,7 @@ class Feed:
             self._wants_sync = True
 
     def _deliver_parked(self) -> None:
+        self.is_ready = self.ring is not None
         parked, self._parked, self._parked_bytes = self._parked, [], 0
         for at, (batch, _) in enumerate(parked):
             if not self._process(batch):

@@ -15,6 +15,9 @@ from app.streaming.ring import Frame
 FINISHED_IDS = 1024
 """How many final events since the last request are remembered; one turn has fewer."""
 
+BEFORE_PREVIEWS = frozenset({"span.model_request_start"})
+"""Events that come before the previews of their id: those of `model.status` tell how the request goes on."""
+
 
 class Unfinished(Struct, kw_only=True):
     """An event that has begun. `index` is that of its last delta, `deltas` are (n, JSON) from the first on.
@@ -66,7 +69,7 @@ class Previews:
             for unfinished in list(self._unfinished.values()):
                 if unfinished.base_seq < seq:
                     self._drop(unfinished.event_id)
-        else:
+        elif event_type not in BEFORE_PREVIEWS:
             self._finish(event_id)
 
     def accept(self, item: Item, *, epoch: int, seq: int) -> Frame | None:

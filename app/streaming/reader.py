@@ -48,7 +48,7 @@ class Reader:
 
     def is_behind(self, feed: Feed) -> bool:
         """Events are to be read from Postgres first."""
-        if feed.ring is None:
+        if feed.ring is None or not feed.is_ready:
             return self.seq < self._opening.last_seq
         if self._position is not None and self._position < feed.ring.start:
             self._leave_ring()
@@ -74,7 +74,7 @@ class Reader:
     def collect(self, feed: Feed, max_bytes: int) -> bytes:
         """What the ring has for this reader, about `max_bytes` of it; empty when it has everything."""
         ring = feed.ring
-        if ring is None or self.is_behind(feed) or self.is_finished(feed):
+        if ring is None or not feed.is_ready or self.is_behind(feed) or self.is_finished(feed):
             return b""
         if self._position is None:
             self._position = self._enter_ring(feed, ring)
