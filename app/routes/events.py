@@ -67,6 +67,36 @@ Types = Annotated[list[str] | None, QueryParameter(name="types", description="On
 TypesInBrackets = Annotated[list[str] | None, QueryParameter(name="types[]", description="As `types`.")]
 
 
+Beta = Annotated[
+    str | None,
+    HeaderParameter(
+        name="anthropic-beta",
+        description="Sent by clients of the hosted agent API: they get only the events that they know.",
+    ),
+]
+
+# A strict client of the hosted API takes no event that it does not know, and no deltas of thinking.
+HOSTED_DELTAS: frozenset[DeltaKind] = frozenset({"agent.message"})
+HOSTED_TYPES = (
+    "user.message",
+    "user.interrupt",
+    "user.custom_tool_result",
+    "agent.thinking",
+    "agent.message",
+    "agent.tool_use",
+    "agent.tool_result",
+    "agent.custom_tool_use",
+    "session.status_running",
+    "session.status_idle",
+    "session.status_rescheduled",
+    "session.status_terminated",
+    "session.updated",
+    "session.error",
+    "span.model_request_start",
+    "span.model_request_end",
+)
+
+
 class EventsSend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What goes into the log, in this order and all or nothing."""
 
@@ -128,6 +158,7 @@ async def list_session_events(
     limit: Limit = DEFAULT_EVENTS,
     page: Cursor = None,
     order: Direction = "asc",
+    beta: Beta = None,
 ) -> Page[AnyEvent]:
     """Lists the log, oldest first unless `order` says otherwise: the same bytes that a stream delivers."""
     after_seq, position = read_after(after), read_position(page)
@@ -138,7 +169,7 @@ async def list_session_events(
             session_id,
             after_seq=position if position is not None and order == "asc" else after_seq,
             before_seq=position if order == "desc" else None,
-            types=both_forms(types, types_in_brackets),
+            types=_wanted_types(both_forms(types, types_in_brackets), beta),
             created_gt=aware(created_after),
             created_gte=aware(created_from),
             created_lt=aware(created_before),
@@ -163,7 +194,10 @@ async def stream_session_events(
     until: UntilIdle = None,
     event_deltas: Deltas = None,
     event_deltas_in_brackets: DeltasInBrackets = None,
+    types: Types = None,
+    types_in_brackets: TypesInBrackets = None,
     last_event_id: LastEventId = None,
+    beta: Beta = None,
 ) -> EventStream:
     """Streams the log as Server-Sent Events: first what `after` lacks, then live, without gap or repetition.
 
@@ -172,18 +206,26 @@ async def stream_session_events(
     to come the answer is 204.
     """
     parse_id("sess", session_id)
+    deltas = frozenset((*(event_deltas or ()), *(event_deltas_in_brackets or ())))
+    wanted = _wanted_types(both_forms(types, types_in_brackets), beta)
     stream = await resources.hub.open(
         session_id=session_id,
         tenant_id=principal.tenant_id,
         after=after,
         last_event_id=last_event_id,
         until_idle=until == "idle",
-        deltas=frozenset((*(event_deltas or ()), *(event_deltas_in_brackets or ()))),
+        deltas=deltas if beta is None else deltas & HOSTED_DELTAS,
+        types=frozenset(wanted) if wanted else None,
     )
     if stream is None:
         return NothingFollows()
     stream.headers[SESSION_HEADER] = session_id
     return stream
+
+
+def _wanted_types(asked: list[str], beta: str | None) -> list[str]:
+    """The types to show; empty: all. A client of the hosted API that names none gets those that it knows."""
+    return asked or (list(HOSTED_TYPES) if beta is not None else [])
 
 
 def read_after(text: str | None) -> int | None:

@@ -282,7 +282,7 @@ class Feed:
             self.idle = None
         self.previews.settle(event_id=event.id, event_type=event.type, seq=event.seq)
         ends = event.type in ENDS_PREVIEWS
-        self._push(Frame(durable_frame(event), event.seq, event.id, ends_previews=ends))
+        self._push(Frame(durable_frame(event), event.seq, event.id, ends_previews=ends, type=event.type))
         if event.type == "session.status_idle":
             self._source.settle_soon(self.session_id)
 

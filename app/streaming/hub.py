@@ -149,11 +149,13 @@ class Hub:
         last_event_id: str | None = None,
         until_idle: bool = False,
         deltas: frozenset[DeltaKind] = frozenset(),
+        types: frozenset[str] | None = None,
     ) -> EventStream | None:
         """A stream to be returned by a handler; None: nothing will come, answer 204.
 
         `last_event_id` is the header and wins over `after`; either may be any text. Neither: from this moment
-        on, or with `until_idle` from the newest run's first event. Nothing is held until the answer begins.
+        on, or with `until_idle` from the newest run's first event. `types`: the only durable events to show.
+        Nothing is held until the answer begins.
         Raises: NotFound (with `tenant_id` also for another tenant's session), DatabaseBusy, DatabaseAway.
         """
         poll = self._poll
@@ -183,6 +185,7 @@ class Hub:
             idle=None if extent.is_busy else Idle(seq=extent.last_seq, poll=poll),
             until_idle=until_idle,
             kinds=deltas,
+            types=types,
         )
         return EventStream(self, opening)
 

@@ -15,7 +15,8 @@ class Opening(Struct, frozen=True, kw_only=True):
     """Where a reader starts, and what Postgres said when it came.
 
     `first` is sent at once; `needs_retry`: the first frame after it is the connection's first. `idle`:
-    nothing was going on at that moment. `poll`: the last poll that had begun by then.
+    nothing was going on at that moment. `poll`: the last poll that had begun by then. `types`: the only
+    durable events that are shown; None: all.
     """
 
     session_id: str
@@ -27,6 +28,7 @@ class Opening(Struct, frozen=True, kw_only=True):
     idle: Idle | None
     until_idle: bool
     kinds: frozenset[DeltaKind]
+    types: frozenset[str] | None = None
 
 
 class Reader:
@@ -64,7 +66,8 @@ class Reader:
         last_seq = self._last_seq(feed) if self._opening.until_idle else None
         for event in events:
             if event.seq > self.seq:
-                frames.append(durable_frame(event))
+                if self._shows(event.type):
+                    frames.append(durable_frame(event))
                 self.seq = event.seq
                 self._resume = None
                 if event.seq == last_seq:
@@ -84,17 +87,22 @@ class Reader:
         while self._position < ring.end and size < max_bytes:
             frame = ring.at(self._position)
             self._position += 1
-            if self._take(frame):
+            if not self._take(frame):
+                continue
+            if frame.kind is not None or self._shows(frame.type):
                 frames.append(frame.data)
                 size += len(frame.data)
-                if frame.kind is None and frame.seq == last_seq:
-                    break
+            if frame.kind is None and frame.seq == last_seq:
+                break
         if self._wants_join and self._position == ring.end and self.seq == feed.seq:
             self._wants_join = False
             frames += feed.previews.join(self._had, self._kinds, seq=self.seq)
         return self._joined(frames)
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _shows(self, event_type: str) -> bool:
+        return self._opening.types is None or event_type in self._opening.types
 
     def _enter_ring(self, feed: Feed, ring: Ring) -> int:
         position = ring.position_after(self.seq)

@@ -18,6 +18,7 @@ class Frame(Struct, frozen=True, gc=False):
     n: int = 0
     index: int = 0
     ends_previews: bool = False
+    type: str = ""  # of a durable event
 
 
 class Ring:

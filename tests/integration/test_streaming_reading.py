@@ -158,6 +158,29 @@ async def test_a_finished_run_is_replayed_once_and_the_stream_ends(database_url:
         assert stream.body.startswith(b"retry: %d\nid: 1\n\n" % RETRY_MS)
 
 
+async def test_a_reader_of_some_types_gets_those_alone_in_replay_and_live(
+    database_url: str, redis_url: str
+) -> None:
+    async with open_database(database_url) as database, replica(database, redis_url) as api:
+        log = await new_log(database)
+        run = await log.open_run()
+        await log.commit(log.running(), log.message("one"), log.running())
+        path = api.path(log, query="after=0&until=idle&types=agent.message&types=session.status_idle")
+        async with open_sse(api.port, path) as stream:
+            await stream.take(1)
+            await api.publisher.announce(
+                log.session_id, await log.commit(log.running(), log.message("two"), log.running())
+            )
+            await stream.take(1)
+            await api.publisher.announce(log.session_id, await log.finish(run))
+            await stream.rest()
+        assert [(event.json["seq"], event.type) for event in stream.events] == [
+            (2, "agent.message"),
+            (5, "agent.message"),
+            (7, "session.status_idle"),
+        ]
+
+
 async def test_a_cursor_in_the_middle_gets_the_tail_and_one_at_the_end_gets_204(
     database_url: str, redis_url: str
 ) -> None:

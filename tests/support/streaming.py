@@ -201,6 +201,7 @@ def streaming_app(hub: Hub) -> Litestar:
         after: FromQuery[str | None] = None,
         until: FromQuery[str | None] = None,
         event_deltas: FromQuery[list[str] | None] = None,
+        types: FromQuery[list[str] | None] = None,
         last_event_id: Annotated[str | None, HeaderParameter(name="last-event-id")] = None,
     ) -> EventStream:
         opened = await hub.open(
@@ -209,6 +210,7 @@ def streaming_app(hub: Hub) -> Litestar:
             last_event_id=last_event_id,
             until_idle=until == "idle",
             deltas=ALL_KINDS & frozenset(event_deltas or ()),
+            types=frozenset(types) if types else None,
         )
         return NothingFollows() if opened is None else opened
 
