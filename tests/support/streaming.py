@@ -197,6 +197,7 @@ class Replica:
 def streaming_app(hub: Hub) -> Litestar:
     @get("/{session_id:str}")
     async def stream(
+        *,
         session_id: FromPath[str],
         after: FromQuery[str | None] = None,
         until: FromQuery[str | None] = None,
