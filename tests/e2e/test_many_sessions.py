@@ -1,0 +1,41 @@
+"""Many sessions at once, over both apis and both workers, one of which is killed at any moment."""
+
+import asyncio
+import logging
+import random
+
+from tests.support.visit import Visit, closes, of_type, said
+
+SESSIONS = 20
+TURNS = 4
+SCRIPT = "pace: 5\n" + "".join(
+    f'long: 20\ncall: calculate {{"expression": "{turn} + 1"}}\ncall: delay {{"seconds": 0.2}}\n---\n'
+    for turn in range(TURNS)
+)
+
+log = logging.getLogger(__name__)
+
+
+async def test_all_runs_close_once_when_a_worker_is_killed_at_any_moment(visit: Visit) -> None:
+    for worker in visit.fleet.workers:
+        await visit.fleet.steady(worker.name)
+    sessions = [await visit.session("calculate", "delay") for _ in range(SESSIONS)]
+    apis = [visit.fleet.apis[number % 2].name for number in range(SESSIONS)]
+    for session_id, api in zip(sessions, apis, strict=True):
+        visit.follow(session_id, api)
+    await asyncio.gather(
+        *(visit.at(api).say(session_id, SCRIPT) for session_id, api in zip(sessions, apis[::-1], strict=True))
+    )
+    choice = random.Random()
+    which, after = choice.choice(visit.fleet.workers).name, choice.randrange(1, 25)
+    log.info("%s is killed after event %d of the last session", which, after)
+    await visit.followers[-1].saw(lambda event: bool(event.id) and int(event.id.split("-")[0]) >= after)
+    visit.fleet.kill(which)
+    moved = 0
+    for session_id in sessions:
+        events = await visit.checked(session_id)
+        assert said(events)[-1].splitlines() == [f"{TURNS}", "Waited 0.2 seconds."]
+        assert [result["outcome"] for result in of_type(events, "agent.tool_result")] == ["ok"] * 2 * TURNS
+        moved += bool(of_type(events, "session.status_rescheduled"))
+    assert moved > 0
+    assert all(sum(closes(event) for event in reader.events) == 1 for reader in visit.followers)

@@ -1,0 +1,76 @@
+"""`armillary worker` with tools that leave traces: `python -m tests.support.worker_with_tools FOLDER`.
+
+Each tool notes every execution in `FOLDER/<name>.log` and then waits for `FOLDER/<name>.release`, where
+`name` is its argument. Files outlive the processes that are killed, so they tell what has really happened.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from app.settings import load_settings
+from app.worker import run_worker
+from tools.builtin import builtin_registry
+from tools.schema import tool
+from tools.types import Tool, ToolContext
+
+LOOK_S = 0.01
+
+
+def traced_tools(folder: Path) -> tuple[Tool, ...]:
+    """`charge` must not be repeated, `look_up` may be, `stubborn` does not heed a cancel."""
+
+    def note(name: str, what: str, context: ToolContext) -> None:
+        line = f"{what} {context.idempotency_key} {os.getpid()}\n"
+        with (folder / f"{name}.log").open("a") as file:
+            file.write(line)
+
+    async def work(name: str, context: ToolContext, wait: Callable[[Path], Awaitable[None]]) -> str:
+        note(name, "begun", context)
+        await wait(folder / f"{name}.release")
+        note(name, "done", context)
+        return f"{name} is done."
+
+    @tool()
+    async def charge(name: str, context: ToolContext) -> str:
+        """Does something that must not be done twice."""
+        return await work(name, context, _exists)
+
+    @tool(idempotent=True)
+    async def look_up(name: str, context: ToolContext) -> str:
+        """Does something that may be done again."""
+        return await work(name, context, _exists)
+
+    @tool()
+    async def stubborn(name: str, context: ToolContext) -> str:
+        """Goes on when it is cancelled."""
+        return await work(name, context, _exists_in_spite_of_cancels)
+
+    return charge, look_up, stubborn
+
+
+async def _exists(path: Path) -> None:
+    while not path.exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
+        await asyncio.sleep(LOOK_S)
+
+
+async def _exists_in_spite_of_cancels(path: Path) -> None:
+    waiting = asyncio.ensure_future(_exists(path))
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            continue
+
+
+def main() -> int:
+    registry = builtin_registry()
+    for traced in traced_tools(Path(sys.argv[1])):
+        registry.register(traced)
+    return run_worker(load_settings(), tools=registry)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
