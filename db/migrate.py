@@ -1,5 +1,7 @@
 """Brings a database to the newest schema. Safe to call from many processes at once."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from alembic import command
@@ -7,10 +9,12 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from db.engine import connect_arguments, sqlalchemy_url
+from db.errors import DatabaseAway
 
 MIGRATION_LOCK = 4_711_042  # any number; the same in all releases, so that two migrations never overlap
 
@@ -24,26 +28,39 @@ def alembic_config(connection: Connection) -> Config:
 
 
 async def upgrade(url: str, *, pooler: bool = False) -> None:
-    """Runs all migrations that are missing, in one transaction, one process at a time."""
-    engine = create_async_engine(
-        sqlalchemy_url(url), poolclass=NullPool, connect_args=connect_arguments(pooler=pooler)
-    )
-    try:
-        async with engine.begin() as connection:
-            await connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
-            await connection.run_sync(lambda sync: command.upgrade(alembic_config(sync), "head"))
-    finally:
-        await engine.dispose()
+    """Runs all migrations that are missing, in one transaction, one process at a time.
+
+    Raises: DatabaseAway, when the database cannot be reached.
+    """
+    async with _connected(url, pooler=pooler) as connection, connection.begin():
+        await connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
+        await connection.run_sync(lambda sync: command.upgrade(alembic_config(sync), "head"))
 
 
 async def find_versions(url: str, *, pooler: bool = False) -> tuple[str | None, str | None]:
-    """The schema's revision in the database (None: none yet) and the newest one that this code knows."""
+    """The schema's revision in the database (None: none yet) and the newest one that this code knows.
+
+    Raises: DatabaseAway, when the database cannot be reached.
+    """
+    async with _connected(url, pooler=pooler) as connection:
+        return await connection.run_sync(_versions)
+
+
+@asynccontextmanager
+async def _connected(url: str, *, pooler: bool) -> AsyncIterator[AsyncConnection]:
     engine = create_async_engine(
         sqlalchemy_url(url), poolclass=NullPool, connect_args=connect_arguments(pooler=pooler)
     )
     try:
-        async with engine.connect() as connection:
-            return await connection.run_sync(_versions)
+        try:
+            connection = await engine.connect()
+        except (OSError, DBAPIError) as error:
+            reason = getattr(error, "orig", error)
+            raise DatabaseAway(f"The database cannot be reached: {reason}") from error
+        try:
+            yield connection
+        finally:
+            await connection.close()
     finally:
         await engine.dispose()
 

@@ -28,7 +28,7 @@ async def test_examples_of_the_api_page_run_as_they_are_printed(
             "-c",
             script,
             cwd=tmp_path,
-            env={**os.environ, "ARMILLARY_URL": api.url, "ARMILLARY_KEY": me.key, "NO_PROXY": "*"},
+            env={**os.environ, "BASE_URL": api.url, "API_KEY": me.key, "NO_PROXY": "*"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
