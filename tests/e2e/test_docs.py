@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -205,6 +206,7 @@ set +a
 """
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the examples use curl")
 @pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
 def test_examples_of_a_page_run_as_they_are_printed(page: Path, served: Served, tmp_path: Path) -> None:
     for block in blocks_of(page):
@@ -325,7 +327,10 @@ def test_every_event_has_a_heading_and_an_example() -> None:
     assert [kind for kind in EVENT_TYPES if not _documented(str(kind))] == []
 
 
+# Previews are best effort: a reader must have come before they are over, so the first one waits.
 SHOW_ALL = """\
+wait: 2
+pace: 50
 think: I should wait.
 say: Let me wait.
 call: delay {"seconds": 1.1}
