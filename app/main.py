@@ -33,8 +33,14 @@ class Api(Litestar):
     ) -> None:
         await self._edge(scope, receive, send)  # type: ignore[arg-type]
 
+    def begin_closing(self) -> None:
+        """Lets go of what would keep connections open: streams, and requests that wait for a run."""
+        resources = self.state.get("resources")
+        if resources is not None:  # None: it has not started
+            resources.hub.begin_closing()
 
-def create_app(settings: Settings) -> Litestar:
+
+def create_app(settings: Settings) -> Api:
     """The application; it opens nothing before its lifespan begins."""
     metrics = CollectorRegistry()
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -52,7 +53,19 @@ def base_url(listener: socket.socket) -> str:
 
 
 class ApiServer(uvicorn.Server):
-    """Ends with its own exit code at a signal: uvicorn's would die by the signal, without clean-up."""
+    """Ends with its own exit code at a signal: uvicorn's would die by the signal, without clean-up.
+
+    `begin_closing` is called when it begins to end. uvicorn waits for open connections before it tells the
+    application, and streams do not end by themselves.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, begin_closing: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._begin_closing = begin_closing
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._begin_closing()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and sig == signal.SIGINT:
@@ -75,8 +88,9 @@ def run_api(settings: Settings, *, listen_fd: int | None = None) -> int:
         sys.stdout.flush()
     else:
         listener = socket.socket(fileno=listen_fd)
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -89,7 +103,7 @@ def run_api(settings: Settings, *, listen_fd: int | None = None) -> int:
         timeout_graceful_shutdown=max(1, round(settings.api_shutdown_s)),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
-    server = ApiServer(config)
+    server = ApiServer(config, begin_closing=app.begin_closing)
     with contextlib.closing(listener):
         server.run(sockets=[listener])
     return 0 if server.started else 1

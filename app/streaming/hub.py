@@ -75,11 +75,15 @@ class Hub:
             asyncio.create_task(self._tick_for_ever()),
         ]
 
-    async def close(self) -> None:
-        """Flushes all streams and breaks them off; readers come back elsewhere. Safe to call twice."""
+    def begin_closing(self) -> None:
+        """Has all streams flushed and broken off, those too that begin later. Safe to call twice."""
         self._closing.set()
         for stream in self._streams:
             stream.wake()
+
+    async def close(self) -> None:
+        """Returns when no stream is left; readers come back elsewhere. Safe to call twice."""
+        self.begin_closing()
         try:
             async with asyncio.timeout(self.limits.flush_s):
                 await self._until_all_left()
