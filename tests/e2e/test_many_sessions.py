@@ -8,9 +8,14 @@ from tests.support.visit import Visit, closes, of_type, said
 
 SESSIONS = 20
 TURNS = 4
-SCRIPT = "pace: 5\n" + "".join(
-    f'long: 20\ncall: calculate {{"expression": "{turn} + 1"}}\ncall: delay {{"seconds": 0.2}}\n---\n'
-    for turn in range(TURNS)
+EVENTS = 9 * TURNS  # and a few more
+SCRIPT = (
+    "pace: 5\n"
+    + "".join(
+        f'long: 20\ncall: calculate {{"expression": "{turn} + 1"}}\ncall: delay {{"seconds": 0.2}}\n---\n'
+        for turn in range(TURNS)
+    )
+    + "echo"
 )
 
 log = logging.getLogger(__name__)
@@ -26,11 +31,11 @@ async def test_all_runs_close_once_when_a_worker_is_killed_at_any_moment(visit: 
     await asyncio.gather(
         *(visit.at(api).say(session_id, SCRIPT) for session_id, api in zip(sessions, apis[::-1], strict=True))
     )
-    choice = random.Random()
-    which, after = choice.choice(visit.fleet.workers).name, choice.randrange(1, 25)
-    log.info("%s is killed after event %d of the last session", which, after)
-    await visit.followers[-1].saw(lambda event: bool(event.id) and int(event.id.split("-")[0]) >= after)
-    visit.fleet.kill(which)
+    watched = visit.followers[-1]
+    after = random.randrange(1, EVENTS // 2)
+    log.info("a worker is killed after event %d of the last session", after)
+    await watched.saw(lambda event: bool(event.id) and int(event.id.split("-")[0]) >= after)
+    visit.fleet.kill(await visit.holder(watched.session_id))
     moved = 0
     for session_id in sessions:
         events = await visit.checked(session_id)

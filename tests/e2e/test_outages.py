@@ -44,12 +44,12 @@ async def test_a_prompt_is_taken_run_and_read_while_redis_is_away(visit: Visit) 
     finally:
         await visit.fleet.restore("redis")
     assert said(events)[-1] == "48"
-    # With Redis back everything is live again, on the connections that have stayed.
+    # With Redis back, previews come again, on the connections that have stayed.
     again = visit.follow_both(session_id, runs=2)
-    await visit.at("api 2").say(session_id, "pace: 20\nlong: 40")
+    await visit.at("api 2").say(session_id, "pace: 20\nlong: 3000")
     for reader in again:
         await reader.saw("event_delta", 10)
-    await visit.at("api 1").get(f"/v1/runs/{await visit.run_id(session_id)}/wait")
+    await visit.at("api 1").post(f"/v1/runs/{await visit.run_id(session_id)}/cancel")
     for reader in again:
         await reader.closed()
     assert all(reader.connections == 1 for reader in (*readers, *again))

@@ -68,7 +68,7 @@ async def text_streams(visit: Visit) -> Verify:
 
 async def call_runs(visit: Visit) -> Verify:
     session_id = await visit.session("charge")
-    readers = visit.follow_both(session_id)
+    visit.follow_both(session_id)
     await visit.call(session_id, "charge")
 
     async def verify() -> None:
@@ -82,7 +82,7 @@ async def call_runs(visit: Visit) -> Verify:
 
 async def idempotent_call_runs(visit: Visit) -> Verify:
     session_id = await visit.session("look_up")
-    readers = visit.follow_both(session_id)
+    visit.follow_both(session_id)
     await visit.call(session_id, "look_up")
 
     async def verify() -> None:
@@ -123,7 +123,7 @@ async def result_is_stored(visit: Visit) -> Verify:
 async def result_is_not_stored(visit: Visit) -> Verify:
     """The tool has ended, but its worker dies in the middle of the commit that says so."""
     session_id = await visit.session("charge")
-    readers = visit.follow_both(session_id)
+    visit.follow_both(session_id)
     await visit.call(session_id, "charge")
     gate = await visit.gate(session_id, "agent.tool_result")
     visit.release(session_id)

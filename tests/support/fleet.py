@@ -83,9 +83,11 @@ class Member:
 
     @property
     def url(self) -> str:
-        """Where an api that is ready listens."""
-        [line] = [line for line in self.lines() if line.startswith(LISTENING)]
-        return line.removeprefix(LISTENING)
+        """Where an api listens. Raises: ConnectionRefusedError, while it does not."""
+        for line in self.lines():
+            if line.startswith(LISTENING):
+                return line.removeprefix(LISTENING)
+        raise ConnectionRefusedError(f"{self.name} does not listen")
 
     @property
     def port(self) -> int:
@@ -172,7 +174,10 @@ class Fleet:
     # -- the members --------------------------------------------------------------------------------
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.members[name].pid, number)
+        member = self.members[name]
+        os.kill(member.pid, number)
+        if number == signal.SIGKILL and member.process is not None:
+            member.process.wait(STOP_S)
 
     def pause(self, name: str) -> None:
         """Stands still until `resume`."""
@@ -224,16 +229,18 @@ class Fleet:
             assert member.is_running, f"{member.name} ended: {member.lines()[-20:]}"
             await asyncio.sleep(LOOK_S)
 
-    def complaints(self) -> list[str]:
-        """Log lines of the running processes that tell of a fault of ours."""
+    def log_sizes(self) -> dict[str, int]:
+        """Bytes logged so far, by member."""
+        return {member.name: member.log.stat().st_size for member in self.members.values()}
+
+    def complaints(self, since: dict[str, int]) -> list[str]:
+        """What has been logged after `log_sizes` that tells of a fault of ours: errors, and tracebacks."""
         found = []
         for member in self.members.values():
-            for line in member.lines():
-                if line.startswith(LISTENING):
-                    continue
-                entry = _entry(line)
-                if entry is None or entry["level"] in {"error", "critical"}:
-                    found.append(f"{member.name}: {line}")
+            with member.log.open("rb") as file:
+                file.seek(since[member.name])
+                lines = file.read().decode(errors="replace").splitlines()
+            found += [f"{member.name}: {line}" for line in lines if _is_complaint(line)]
         return found
 
     def tails(self) -> str:
@@ -304,12 +311,10 @@ async def _make_schema(url: str) -> None:
 
 
 async def _answers(api: Member) -> bool:
-    if not any(line.startswith(LISTENING) for line in api.lines()):
-        return False
     async with httpx.AsyncClient(trust_env=False) as client:
         try:
             answer = await client.get(f"{api.url}/health/ready")
-        except httpx.TransportError:
+        except (httpx.TransportError, ConnectionRefusedError):
             return False
     return answer.status_code == 200
 
@@ -328,9 +333,11 @@ async def _has_lease(database_url: str, worker: Member, *, lasting_s: int) -> bo
     return bool(found)
 
 
-def _entry(line: str) -> dict[str, Any] | None:
+def _is_complaint(line: str) -> bool:
+    if line.startswith(LISTENING):
+        return False
     try:
         entry = json.loads(line)
     except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and "level" in entry else None
+        return True
+    return bool(entry["level"] in {"error", "critical"})

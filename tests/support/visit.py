@@ -123,11 +123,11 @@ class Follower:
         stream = await connect_sse(
             way.port, f"/v1/sessions/{self.session_id}/events/stream?{query}", headers=headers
         )
-        if stream.status == 503:
-            stream.cut()
-            raise ConnectionError
-        assert stream.status == 200, f"{way.name}: {stream.status}"
-        return stream
+        if stream.status == 200:
+            return stream
+        stream.cut()
+        assert stream.status == 503, f"{way.name}: {stream.status}"
+        raise ConnectionError(f"{way.name} has no database")
 
     async def _read(self, stream: SseStream) -> None:
         seen = 0
@@ -357,8 +357,10 @@ async def visiting(fleet: Fleet, *, max_running_runs: int | None = None) -> Asyn
         tenant = await create_tenant(tx, name=f"visit {uuid4()}", max_running_runs=max_running_runs)
         _, key = await create_key(tx, tenant_id=tenant.id, name="visit", scopes=("write",))
     visit = Visit(fleet=fleet, database=database, tenant_id=tenant.id, key=key)
+    sizes = fleet.log_sizes()
     try:
         yield visit
+        assert fleet.complaints(sizes) == []
     finally:
         for follower in visit.followers:
             follower.task.cancel()
