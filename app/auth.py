@@ -90,7 +90,7 @@ async def authenticate(connection: Connection, handler: BaseRouteHandler) -> Non
 
 async def find_principal(database: Database, secret: str) -> Principal | None:
     """Whose key `secret` is; None when it opens nothing at this moment."""
-    async with database.transaction() as tx:
+    async with database.statements() as tx:
         key = await find_key(tx, secret)
     if key is None:
         return None

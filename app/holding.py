@@ -127,7 +127,7 @@ class HoldInbox:
         pause_s = RETRY_FIRST_S
         while True:
             try:
-                async with self._database.transaction() as tx:
+                async with self._database.statements() as tx:
                     epoch, view = await load_inbox(
                         tx, to_uuid(self._hold.session_id), to_uuid(self._hold.run_id)
                     )

@@ -13,9 +13,9 @@ async def announce(resources: Resources, *admissions: Admission | None) -> None:
     for admission in admissions:
         if admission is None:
             continue
+        if admission.wake:  # first: the model is what takes time
+            await resources.wake_ups.wake()
         if admission.events:
             await resources.publisher.announce(admission.session_id, admission.events)
-        if admission.wake:
-            await resources.wake_ups.wake()
         if admission.signal_cancel:
             await resources.publisher.signal_cancel(admission.session_id)
