@@ -141,6 +141,9 @@ class WakeUpWorker(Worker):
             except (RedisError, OSError, TimeoutError) as error:
                 _log.warning("the queue is away: %s", error)
                 await asyncio.sleep(PAUSE_S)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError  # redis-py has lost it, see `app.ending`
 
     async def start_jobs(self, job_ids: list[bytes]) -> None:
         """Marks each job as begun and starts it, in one round trip where arq takes five.

@@ -32,6 +32,7 @@ from providers.types import Base64Source, Usage
 from tools.registry import ToolRegistry
 
 STUCK_COMMIT_S = 10.0  # a commit that takes so long while the lease is renewed will not end by itself
+CLAIM_PAUSES_S = (0.005, 0.01, 0.02, 0.04, 0.08)  # an api has a session locked for milliseconds
 LOAD_S = 10.0  # how long a run that was taken is tried to be read while the database is away
 LOAD_PAUSE_S = 0.2
 END_GRACE_S = 2.0  # for tasks to end that were cancelled at shutdown
@@ -100,12 +101,20 @@ class Supervisor:
         await asyncio.shield(claiming)
 
     async def _claim(self) -> None:
-        try:
-            async with self._database.transaction() as tx:
-                claim = await claim_run(tx, worker_id=self._worker_id)
-        except DatabaseError as error:
-            _log.warning("no run could be taken: %s", error)
-            return
+        claim = None
+        for pause_s in (*CLAIM_PAUSES_S, None):
+            try:
+                async with self._database.transaction() as tx:
+                    claim = await claim_run(tx, worker_id=self._worker_id)
+                break
+            except DatabaseBusy:
+                # Something is coming in just there; the wake-up would be lost on it.
+                if pause_s is None:
+                    return
+                await asyncio.sleep(pause_s)
+            except DatabaseError as error:
+                _log.warning("no run could be taken: %s", error)
+                return
         if claim is None:
             return
         if self._is_draining:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 
 import uvloop
 
+from app.ending import end
 from app.lease import Lease
 from app.queue import WakeUps, WakeUpWorker
 from app.recovery import sweep_for_ever
@@ -110,18 +111,19 @@ async def _serve(
     lease.start()
     await signals.start()
     tasks = [asyncio.create_task(work) for work in (queue.run_for_ever(), sweeps, lease.wait_until_ended())]
-    stop = asyncio.create_task(stopping.wait())
+    stop_task = asyncio.create_task(_until(stopping))
     _log.info("working", extra={"worker_id": worker_id, "slots": settings.worker_slots})
     try:
         # A side task never ends by itself: when one does, this process is of no use any more.
-        await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stop_task, *tasks], return_when=asyncio.FIRST_COMPLETED)
         await supervisor.drain(settings.worker_shutdown_s)
     finally:
-        for task in (stop, *tasks):
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
+        failures = await end(stop_task, *tasks)
         await signals.aclose()
         await lease.aclose()
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
+    for failure in failures:
+        raise failure
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()

@@ -9,6 +9,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from db.engine import Record, Transaction
+from db.errors import DatabaseBusy
 from db.ids import parse_id, public
 
 LEASE_S = 3.0
@@ -87,7 +88,7 @@ async def end_lease(tx: Transaction, *, worker_id: str) -> None:
 # Candidates are the oldest few runs of each tenant with a queue: first of the tenant with the least running,
 # among equals of the one that was served longest ago, so that tenants take turns however long their queues.
 # The tenants are found by skipping through the index, so that a long queue of one costs the others nothing.
-_FIND = f"""
+_CANDIDATES = f"""
 WITH RECURSIVE queues AS (
     (SELECT tenant_id FROM runs WHERE state = 'queued' ORDER BY tenant_id LIMIT 1)
     UNION ALL
@@ -113,6 +114,10 @@ candidates AS (
     ) AS head
     WHERE tenants.max_running_runs IS NULL OR loads.running < tenants.max_running_runs
 )
+"""
+
+_FIND = f"""
+{_CANDIDATES}
 SELECT candidates.run_id, candidates.tenant_id, candidates.max_running_runs
 FROM candidates JOIN sessions ON sessions.id = session_id
 ORDER BY candidates.running, candidates.served_at NULLS FIRST, candidates.queued_at LIMIT 1
@@ -141,11 +146,14 @@ async def claim_run(tx: Transaction, *, worker_id: str) -> Claim | None:
 
     Takes another one when its choice was gone before its lock was had. Locks of sessions are never waited
     for here, so that keeping those of earlier tries cannot deadlock.
+    Raises: DatabaseBusy, when there are runs but somebody else has all of their sessions locked just now.
     """
     worker = parse_id("work", worker_id)
     for _ in range(CLAIM_TRIES):
         found = await tx.fetchrow(_FIND)
         if found is None:
+            if await tx.fetchval(f"{_CANDIDATES} SELECT true FROM candidates LIMIT 1"):
+                raise DatabaseBusy("The sessions of all runs that could be taken are locked.")
             return None
         cap = found["max_running_runs"]
         if cap is not None:

@@ -1,7 +1,6 @@
 """The way from a commit to Redis. Redis only speeds things up: when it is away nobody waits for it."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import NoScriptError, RedisError
 
 from agents.log import LoggedEvent
+from app.ending import end
 from app.streaming import keys
 from app.streaming.batches import PUBLISHED_BODY_BYTES, Batch, Committed, encode_batch
 from app.streaming.outgoing import SessionPublisher
@@ -72,9 +72,8 @@ class Publisher:
     async def aclose(self) -> None:
         """Closes all connections; what holds have not flushed is dropped."""
         if self._flusher is not None:
-            self._flusher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._flusher
+            for failure in await end(self._flusher):
+                raise failure
             self._flusher = None
         await self._redis.aclose()
 

@@ -19,7 +19,7 @@ from app.holding import HoldSink
 from app.streaming.publisher import Publisher
 from db.admission import InterruptInput, cancel_run
 from db.engine import Database, Transaction
-from db.errors import Conflict, DatabaseError, NotFound
+from db.errors import Conflict, DatabaseBusy, DatabaseError, NotFound
 from db.holds import Claim, claim_run, end_lease
 from db.ids import to_uuid
 from db.steps import store_step
@@ -390,6 +390,9 @@ async def test_claim_passes_over_sessions_that_somebody_has_locked(database: Dat
     async with database.transaction() as tx:
         await tx.execute("SELECT FROM sessions WHERE id = $1 FOR UPDATE", to_uuid(one))
         assert (await take(database)).hold.session_id == two
+        with pytest.raises(DatabaseBusy):
+            async with database.transaction() as other:
+                await claim_run(other, worker_id=await new_worker(database))
 
 
 # -- takeovers ------------------------------------------------------------------------------------------

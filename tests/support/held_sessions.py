@@ -13,6 +13,7 @@ from agents.types import CloseRun, Snapshot, Step, ToolCall, WaitForClient
 from db.admission import Admission, AnswerInput, Input, InterruptInput, PromptInput, admit
 from db.agents import create_agent
 from db.engine import Database, Transaction
+from db.errors import DatabaseBusy
 from db.holds import Claim, Hold, claim_run, renew_lease
 from db.ids import public, to_uuid
 from db.sessions import create_session
@@ -112,8 +113,12 @@ async def steady_worker(database: Database) -> str:
 
 
 async def claim(database: Database, worker_id: str) -> Claim | None:
-    async with database.transaction() as tx:
-        return await claim_run(tx, worker_id=worker_id)
+    """One try; None too when all that could be taken is locked."""
+    try:
+        async with database.transaction() as tx:
+            return await claim_run(tx, worker_id=worker_id)
+    except DatabaseBusy:
+        return None
 
 
 async def take(database: Database, worker_id: str | None = None) -> Claim:
