@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from agents.log import LoggedEvent
 from agents.types import DeltaKind
+from app.ending import end
 from app.streaming import keys
 from app.streaming.feed import Counters, Feed, Idle
 from app.streaming.frames import (
@@ -97,8 +98,7 @@ class Hub:
         tasks, self._tasks = {*self._tasks, *self._ending}, []
         if tasks:  # reads that are going on are let end, so that their connections stay good
             _, late = await asyncio.wait(tasks, timeout=self.limits.end_s)
-            for task in late:
-                task.cancel()
+            await end(*late)
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._subscriptions.aclose()
         await self._redis.aclose()

@@ -10,6 +10,8 @@ from typing import Any
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import RedisError
 
+from app.ending import end
+
 log = logging.getLogger("armillary.streaming")
 
 RETRY_FIRST_S = 0.05
@@ -52,9 +54,7 @@ class Subscriptions:
 
     async def aclose(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
             self._task = None
 
     @property
@@ -111,9 +111,7 @@ class Subscriptions:
         try:
             await self._read(connection)
         finally:
-            writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, RedisError, OSError):
-                await writer
+            await end(writer)
 
     async def _write(self, connection: Any) -> None:
         """Sends what is asked for, many channels in one command. Ends when the connection does."""
