@@ -85,7 +85,8 @@ class WakeUpWorker(Worker):
         async def take_run(_: dict[Any, Any]) -> None:
             await take()
 
-        logging.getLogger("arq.worker").setLevel(logging.WARNING)  # it has two lines to say on each wake-up
+        # It has two lines to say on each wake-up, and warns of those that another worker was quicker at.
+        logging.getLogger("arq.worker").setLevel(logging.ERROR)
         super().__init__(
             functions=[func(cast("Any", take_run), name=JOB_NAME, max_tries=1, keep_result=0)],
             queue_name=QUEUE_NAME,
