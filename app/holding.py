@@ -121,7 +121,7 @@ class HoldInbox:
         self._hold = hold
         self._wait_for_lease = wait_for_lease
         self._is_draining = is_draining
-        self._cancelled = asyncio.Event()
+        self._signalled = asyncio.Event()
 
     async def look(self) -> InboxView:
         pause_s = RETRY_FIRST_S
@@ -139,15 +139,23 @@ class HoldInbox:
         if epoch != self._hold.epoch:
             raise HoldLost
         if view.cancel is not None:
-            self._cancelled.set()
+            self._signalled.set()
         return view
 
     def cancel(self) -> None:
-        """Somebody has asked to stop the run."""
-        self._cancelled.set()
+        """Somebody may have asked to stop the run: signals name a session only, and can come late."""
+        self._signalled.set()
 
     async def cancelled(self) -> None:
-        await self._cancelled.wait()
+        while True:
+            await self._signalled.wait()
+            self._signalled.clear()
+            try:
+                view = await self.look()
+            except HoldLost:
+                return  # whatever it is that this ends, its next step is refused
+            if view.cancel is not None:
+                return
 
     async def may_start(self) -> bool:
         # A worker past its deadline starts nothing. It may be renewed late; if not, this task is cancelled.

@@ -658,6 +658,19 @@ async def test_cancel_that_redis_lost_is_heard_by_the_next_renewal(
         await until_states(database, session, "closed")
 
 
+async def test_cancel_that_comes_after_its_run_leaves_the_next_one_alone(
+    database: Database, database_url: str, redis_url: str
+) -> None:
+    async with working(database_url, redis_url) as worker:
+        session = await new_session(database)
+        await ask(worker, session, "wait: 0.3\nsay: hello")
+        await until_saved(database, session, "span.model_request_start")
+        worker.supervisor.cancel(session)  # as a signal for the run before would
+        await until_states(database, session, "closed")
+    rows = await fetch(database, "SELECT stop_reason FROM runs")
+    assert ["end_turn" in row["stop_reason"] for row in rows] == [True]
+
+
 # -- the end --------------------------------------------------------------------------------------------
 
 
