@@ -372,6 +372,20 @@ async def test_cap_of_a_tenant_is_kept_by_claims_at_once(database: Database) -> 
     assert (await take(database, workers[0])).hold.session_id == other
 
 
+async def test_claim_that_waits_for_another_of_its_tenant_sees_that_the_last_place_is_gone(
+    database: Database,
+) -> None:
+    capped = await new_tenant(database, max_running_runs=1)
+    for session in await new_sessions(database, 2, tenant_id=capped):
+        await post(database, session, "hello")
+    worker = await new_worker(database)
+    async with database.transaction() as tx:
+        assert await claim_run(tx, worker_id=worker) is not None
+        late = asyncio.create_task(claim(database, worker))
+        await eventually(lambda: is_waiting_for_a_lock(database))
+    assert await late is None
+
+
 async def test_claim_needs_a_live_lease(database: Database) -> None:
     session = await new_session(database)
     await post(database, session, "hello")
