@@ -9,6 +9,7 @@ from app.streaming.publisher import Publisher
 from app.supervisor import Supervisor, announce_swept
 from db.engine import Database
 from db.errors import DatabaseError
+from db.idempotency import delete_expired
 from db.ids import public
 from db.sweeping import forget_workers, stale_sessions, sweep_session
 
@@ -25,6 +26,7 @@ async def sweep_for_ever(
     supervisor: Supervisor,
     publisher: Publisher,
     wake_ups: WakeUps,
+    idempotency_hours: int,
 ) -> None:
     """Takes up queued runs that no wake-up reached, and sweeps the runs of workers that are gone.
 
@@ -37,6 +39,7 @@ async def sweep_for_ever(
             await supervisor.take_all()
             if lease.has_seen_a_lease:
                 await _sweep(database, worker_id, lease.lease_s, publisher, wake_ups)
+                await _tidy(database, idempotency_hours)
         except DatabaseError as error:
             _log.warning("the sweep is put off: %s", error)
         await asyncio.sleep(SWEEP_S)
@@ -47,8 +50,6 @@ async def _sweep(
 ) -> None:
     async with database.transaction() as tx:
         stale = await stale_sessions(tx, worker_id=worker_id, lease_s=lease_s)
-        if not stale:
-            await forget_workers(tx)
     for session_id in stale:
         try:
             async with database.transaction() as tx:
@@ -59,3 +60,10 @@ async def _sweep(
             _log.exception("a run could not be swept", extra={"session_id": public("sess", session_id)})
             continue
         await announce_swept(swept, publisher=publisher, wake_ups=wake_ups)
+
+
+async def _tidy(database: Database, idempotency_hours: int) -> None:
+    """Forgets what has served its time. Both look at an index and mostly find nothing."""
+    async with database.transaction() as tx:
+        await forget_workers(tx)
+        await delete_expired(tx, hours=idempotency_hours)

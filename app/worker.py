@@ -107,6 +107,7 @@ async def _serve(
         supervisor=supervisor,
         publisher=publisher,
         wake_ups=wake_ups,
+        idempotency_hours=settings.idempotency_hours,
     )
     lease.start()
     await signals.start()

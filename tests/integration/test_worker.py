@@ -171,6 +171,7 @@ async def working(
                 supervisor=supervisor,
                 publisher=publisher,
                 wake_ups=wake_ups,
+                idempotency_hours=24,
             )
             side.append(asyncio.create_task(sweeping))
         stack.push_async_callback(_end, side)
@@ -669,6 +670,30 @@ async def test_cancel_that_comes_after_its_run_leaves_the_next_one_alone(
         await until_states(database, session, "closed")
     rows = await fetch(database, "SELECT stop_reason FROM runs")
     assert ["end_turn" in row["stop_reason"] for row in rows] == [True]
+
+
+async def test_idempotency_keys_are_forgotten_when_their_time_is_over(
+    database: Database, database_url: str, redis_url: str
+) -> None:
+    session = await new_session(database)
+    async with database.transaction() as tx:
+        await tx.execute(
+            """
+            INSERT INTO idempotency_keys
+                (tenant_id, key_sha256, request_sha256, resources, status, created_at)
+            SELECT tenant_id, key, ''::bytea, '{}', 200, clock_timestamp() - make_interval(hours => age)
+            FROM sessions, (VALUES ('old'::bytea, 25), ('new'::bytea, 23)) AS kept (key, age)
+            WHERE sessions.id = $1
+            """,
+            to_uuid(session),
+        )
+
+    async def only_the_new_is_left() -> bool:
+        rows = await fetch(database, "SELECT key_sha256 FROM idempotency_keys")
+        return [row["key_sha256"] for row in rows] == [b"new"]
+
+    async with working(database_url, redis_url, sweeps=True):
+        await eventually(only_the_new_is_left)
 
 
 # -- the end --------------------------------------------------------------------------------------------
