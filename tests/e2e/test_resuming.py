@@ -24,7 +24,7 @@ async def test_a_reader_cut_after_any_number_of_events_gets_what_an_undisturbed_
     await visit.at("api 1").say(session_id, SCRIPT)
     events = await visit.checked(session_id)  # compares all readers with the log, byte for byte
     assert len(events) > 60
-    assert all(reader.connections > len(events) / cut for reader, cut in zip(live, LIVE_CUTS, strict=True))
+    assert all(reader.connections >= len(events) / cut for reader, cut in zip(live, LIVE_CUTS, strict=True))
     assert undisturbed[0].connections == 1
 
     for first in range(CUTS.start, CUTS.stop, AT_ONCE):
