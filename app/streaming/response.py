@@ -126,12 +126,15 @@ class EventStream(EventSourceResponse):
             if self._needs_beat:
                 await self._write(send, HEARTBEAT)
             return
-        data = self._reader.take_page(events, feed)
-        if data:
-            for at in range(0, len(data), self._hub.limits.chunk_bytes):
-                await self._write(send, data[at : at + self._hub.limits.chunk_bytes])
-        else:
+        if not events:
             self.abort()  # the log was deleted: there is nothing to go on with
+            return
+        # Nothing of a page may be of the types that are asked for; the next one is read then.
+        data = self._reader.take_page(events, feed)
+        for at in range(0, len(data), self._hub.limits.chunk_bytes):
+            await self._write(send, data[at : at + self._hub.limits.chunk_bytes])
+        if not data and self._needs_beat:
+            await self._write(send, HEARTBEAT)
 
     async def _write(self, send: Send, data: bytes) -> None:
         self._needs_beat = False

@@ -8,7 +8,7 @@ from agents.events import SessionUpdated
 from app.streaming.frames import RETRY_MS
 from app.streaming.publisher import Publisher
 from db.errors import NotFound
-from db.log import events_after, heads, list_events
+from db.log import PAGE_EVENTS, events_after, heads, list_events
 from providers.ids import new_id
 from tests.support.sse_client import SseEvent, connect_sse, open_sse
 from tests.support.streaming import Log, eventually, new_log, open_database, replica
@@ -179,6 +179,21 @@ async def test_a_reader_of_some_types_gets_those_alone_in_replay_and_live(
             (5, "agent.message"),
             (7, "session.status_idle"),
         ]
+
+
+async def test_a_reader_of_some_types_gets_past_pages_that_have_none_of_them(
+    database_url: str, redis_url: str
+) -> None:
+    async with open_database(database_url) as database, replica(database, redis_url) as api:
+        log = await new_log(database)
+        run = await log.open_run()
+        for _ in range(6):
+            await log.commit(*[log.running() for _ in range(PAGE_EVENTS // 5)])
+        await log.finish(run)
+        path = api.path(log, query="after=0&until=idle&types=session.status_idle")
+        async with open_sse(api.port, path) as stream:
+            assert [event.type for event in await stream.rest()] == ["session.status_idle"]
+            assert stream.ended == "clean"
 
 
 async def test_a_cursor_in_the_middle_gets_the_tail_and_one_at_the_end_gets_204(
