@@ -81,7 +81,7 @@ def run_api(settings: Settings, *, listen_fd: int | None = None) -> int:
     from app.main import create_app
     from app.telemetry import configure_logging
 
-    configure_logging(level=settings.log_level, form=settings.log_format)
+    configure_logging(level=settings.log_level, form=settings.log_format, secrets=settings.secrets)
     if listen_fd is None:
         listener = bind_socket(settings.host, settings.port)
         sys.stdout.write(f"listening on {base_url(listener)}\n")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -176,6 +177,15 @@ class Settings(Struct, frozen=True, kw_only=True):
         """Where the vendor's API is; None leaves it to the adapter."""
         value: str | None = getattr(self, f"{vendor}_base_url")
         return value
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Every key and password in the settings, for logs to leave out."""
+        keys = [key for vendor in typing.get_args(Vendor) for key in self.api_keys(vendor)]
+        values = [getattr(self, name) for name in self.__struct_fields__ if name.endswith("_url")]
+        urls = [urlsplit(value) for value in values if value is not None]
+        passwords = [url.password for url in urls if url.password]
+        return (*keys, *passwords, *map(unquote, passwords))
 
     def __repr__(self) -> str:
         shown = ", ".join(

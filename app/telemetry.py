@@ -1,7 +1,12 @@
-"""Log lines as JSON objects, with the ids of the request or the run that they belong to."""
+"""Log lines as JSON objects, with the ids of the request or the run that they belong to.
+
+No line shows a key, wherever it may stand: in a path, a request id, an exception, the words of a vendor.
+"""
 
 import logging
+import re
 import sys
+from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -9,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.access_log import current_request_id
+from db.keys import KEY_PREFIX, SESSION_TOKEN_PREFIX
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
@@ -19,8 +25,31 @@ current_run: ContextVar[dict[str, str]] = ContextVar("current_run", default={}) 
 _SILENT = ("uvicorn.access", "sse_starlette.sse", "arq.worker")
 
 
+_OWN_KEY = re.compile(f"({KEY_PREFIX}|{SESSION_TOKEN_PREFIX})[A-Za-z0-9_-]{{20,}}")
+_LEAST_SECRET = 8  # shorter ones would be found in words that are no secrets
+
+
+class Redaction:
+    """Takes keys of ours, and the secrets of the settings, out of lines."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        plain = {secret for secret in secrets if len(secret) >= _LEAST_SECRET}
+        as_json = {_encoder.encode(secret).decode()[1:-1] for secret in plain}
+        known = sorted(plain | as_json, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def __call__(self, line: str) -> str:
+        if self._known is not None:
+            line = self._known.sub("***", line)
+        return _OWN_KEY.sub(r"\1***", line)
+
+
 class JsonFormatter(logging.Formatter):
     """One line of JSON: time, level, logger, message, ids, and what was given as `extra`."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._redacted = Redaction(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -34,14 +63,18 @@ class JsonFormatter(logging.Formatter):
         line |= _fields(record)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _encoder.encode(line).decode()
+        return self._redacted(_encoder.encode(line).decode())
 
 
 class TextFormatter(logging.Formatter):
     """For reading: time, level, message, and what was given as `extra`, as `name=value`."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+        self._redacted = Redaction(secrets)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redacted(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         pairs = "".join(f" {name}={value}" for name, value in _fields(record).items())
@@ -57,10 +90,10 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return {**current_run.get(), **given}
 
 
-def configure_logging(*, level: str, form: Literal["json", "text"]) -> None:
-    """Sends every log line of this process to standard error. Safe to call twice."""
+def configure_logging(*, level: str, form: Literal["json", "text"], secrets: Iterable[str] = ()) -> None:
+    """Sends every log line of this process to standard error, without `secrets`. Safe to call twice."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter(secrets) if form == "json" else TextFormatter(secrets))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 def run_worker(settings: Settings, *, tools: ToolRegistry | None = None) -> int:
     """Works until SIGTERM or SIGINT; the exit code. `tools` None: those that come with the service."""
-    configure_logging(level=settings.log_level, form=settings.log_format)
+    configure_logging(level=settings.log_level, form=settings.log_format, secrets=settings.secrets)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(settings, builtin_registry() if tools is None else tools))
     return 0
