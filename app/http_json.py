@@ -7,6 +7,8 @@ A handler names the struct of its body as its `data` parameter; `ApiRequest.json
   keys the last counts;
 - no conversion between types (`"0"` is no number), no unknown fields where the struct forbids them;
 - NUL and lone surrogates become U+FFFD in free text and are refused, naming the field, everywhere else.
+
+`refuse_nul` does the last of these for queries, of all routes.
 """
 
 import asyncio
@@ -15,11 +17,14 @@ import math
 import re
 from collections.abc import AsyncGenerator
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 from litestar import Request
+from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.exceptions import InternalServerException
+from litestar.handlers.base import BaseRouteHandler
 
 from app.auth import Principal
 from app.errors import BodyTooLarge, ClientGone, InvalidField, InvalidRequest, MediaTypeRefused
@@ -53,6 +58,17 @@ class ApiRequest(Request[Principal, Any, State]):
         field = self.route_handler.parsed_data_field
         kind = Any if field is None else field.annotation
         return await decode_body(await self.body(), kind)
+
+
+def refuse_nul(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """A guard of the whole application: no parameter has what Postgres cannot hold. Raises: InvalidRequest."""
+    query: bytes = connection.scope["query_string"]
+    if b"%00" not in query and b"\0" not in query:
+        return
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if "\0" in name or "\0" in value:
+            field = clean_text(name)
+            raise InvalidRequest(f"{field}: NUL cannot be part of a parameter.", field=field)
 
 
 def check_json_media_type(request: Request[Any, Any, Any]) -> None:

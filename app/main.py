@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from app.access_log import AccessLog, RequestMetrics
 from app.auth import authenticate
 from app.errors import to_problem
-from app.http_json import ApiRequest
+from app.http_json import ApiRequest, refuse_nul
 from app.injection import DEPENDENCIES
 from app.metrics import ProcessMetrics
 from app.resources import open_resources
@@ -54,7 +54,7 @@ def create_app(settings: Settings) -> Api:
     app = Api(
         ROUTES,
         lifespan=[lifespan],
-        guards=[authenticate],
+        guards=[authenticate, refuse_nul],
         dependencies=DEPENDENCIES,
         request_class=ApiRequest,
         request_max_body_size=settings.request_body_limit_bytes,

@@ -3,7 +3,8 @@
 Litestar contributes paths and parameters. Bodies and answers come from msgspec's own schemas, which keep what
 Litestar's lose: bounds, closed objects, discriminators, descriptions. A handler says in `opt` what its types
 do not: `request_content` and `response_content` (media type objects of OpenAPI), `event_stream` (True when it
-can answer with a stream of events; alone, or beside the JSON of its return type).
+can answer with a stream of events; alone, or beside the JSON of its return type), `other_answers` (what further
+statuses of success mean; all but 204 carry its JSON).
 """
 
 import inspect
@@ -175,7 +176,7 @@ def _describe(operation: JsonObject, handler: HTTPRouteHandler, method: str, sch
     answer: JsonObject = {"description": "Done."}
     if content := _answer_content(handler, schemas):
         answer["content"] = content
-    operation["responses"] = {str(handler.status_code): answer}
+    operation["responses"] = {str(handler.status_code): answer, **_other_answers(handler, schemas)}
     if handler.opt.get("public"):
         operation["security"] = []
     problem = {"$ref": "#/components/responses/Problem"}
@@ -208,6 +209,17 @@ def _answer_content(handler: HTTPRouteHandler, schemas: _Schemas) -> JsonObject:
     return content
 
 
+def _other_answers(handler: HTTPRouteHandler, schemas: _Schemas) -> JsonObject:
+    answers: JsonObject = {}
+    for status, meaning in handler.opt.get("other_answers", {}).items():
+        answers[str(status)] = {"description": meaning}
+        if status != 204:
+            answers[str(status)]["content"] = {
+                "application/json": {"schema": schemas.of(_answer_type(handler))}
+            }
+    return answers
+
+
 def _body_type(handler: HTTPRouteHandler) -> Any:
     field = handler.parsed_data_field
     return None if field is None else field.annotation
@@ -236,13 +248,17 @@ def _event_union(schema: JsonObject) -> JsonObject:
 def _event_frame(data: list[JsonObject]) -> JsonObject:
     return {
         "title": FRAME,
-        "description": "One Server-Sent Event; `data` is sent as one line of JSON. A durable event has a"
-        " number as its id, a preview two with a dash between. A frame of an id alone only sets the cursor.",
+        "description": "One Server-Sent Event; `data` is one line of JSON. A durable event has a number"
+        " as its id, a preview two with a dash between. A frame of an id alone only sets the cursor.",
         "type": "object",
         "properties": {
             "id": {"type": "string", "pattern": r"^\d+(-\d+)?$"},
             "event": {"type": "string", "description": "The `type` of the data."},
-            "data": {"anyOf": data},
+            "data": {
+                "type": "string",
+                "contentMediaType": "application/json",
+                "contentSchema": {"anyOf": data},
+            },
         },
     }
 

@@ -126,5 +126,10 @@ def both_forms(plain: list[str] | None, bracketed: list[str] | None) -> list[str
 
 
 def aware(moment: datetime | None) -> datetime | None:
-    """A time without an offset is UTC."""
-    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+    """The same moment in UTC; a time without an offset is UTC already. Raises: InvalidRequest."""
+    if moment is None or moment.tzinfo is None:
+        return moment and moment.replace(tzinfo=UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidRequest(f"{moment.isoformat()} is not within the years 1 to 9999 of UTC.") from error

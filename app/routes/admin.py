@@ -211,10 +211,13 @@ def _future(moment: datetime | None) -> datetime | None:
     """Raises: InvalidField, for a time that is over or has no offset."""
     if moment is None:
         return None
+    message = "expires_at: must be a future time with an offset, such as `2030-01-01T00:00:00Z`."
     if moment.tzinfo is None or moment <= datetime.now(UTC):
-        message = "expires_at: must be a future time with an offset, such as `2030-01-01T00:00:00Z`."
         raise InvalidField(message, field="expires_at")
-    return moment
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:  # the year 10000 of UTC
+        raise InvalidField(message, field="expires_at") from error
 
 
 def _view_tenant(tenant: Tenant) -> TenantView:

@@ -17,7 +17,7 @@ from app.idempotency import once
 from app.resources import Resources
 from app.routes.admissions import announce
 from app.routes.agents import Metadata
-from app.routes.events import RUN_HEADER, SESSION_HEADER
+from app.routes.events import NOTHING_LEFT, RUN_HEADER, SESSION_HEADER
 from app.routes.inputs import (
     Content,
     TextParam,
@@ -96,7 +96,12 @@ class StreamAnswer(Response[Any]):
         return self._stream
 
 
-@post("/v1/agents/{agent_id:str}/prompt", opt={"event_stream": True}, status_code=200, tags=["Agents"])
+@post(
+    "/v1/agents/{agent_id:str}/prompt",
+    opt={"event_stream": True, "other_answers": {202: "The run goes on."} | NOTHING_LEFT},
+    status_code=200,
+    tags=["Agents"],
+)
 async def prompt_agent(
     *,
     agent_id: FromPath[str],

@@ -40,6 +40,7 @@ from providers.types import JsonObject
 DEFAULT_EVENTS = 100
 SESSION_HEADER = "armillary-session-id"
 RUN_HEADER = "armillary-run-id"
+NOTHING_LEFT = {204: "The reader has everything, and nothing more comes by itself."}
 SentEvent = UserMessage | UserInterrupt | UserCustomToolResult
 
 AfterEvent = Annotated[
@@ -182,7 +183,7 @@ async def list_session_events(
 
 @get(
     "/v1/sessions/{session_id:str}/events/stream",
-    opt={**SESSION_TOKENS, "event_stream": True},
+    opt={**SESSION_TOKENS, "event_stream": True, "other_answers": NOTHING_LEFT},
     tags=["Events"],
 )
 async def stream_session_events(

@@ -213,6 +213,8 @@ async def _file_part(request: ApiRequest) -> UploadFile:
         if error.status_code != 400:
             raise
         raise InvalidRequest(f"The multipart form cannot be read: {error.detail}") from error
+    except (LookupError, ValueError) as error:  # a charset that there is not, or text that is not in it
+        raise InvalidRequest(f"The multipart form cannot be read: {error}.") from error
     parts: list[tuple[str, Any]] = list(form.multi_items())
     for name, _ in parts:
         if name == "expires_in_seconds":

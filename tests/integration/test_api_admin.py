@@ -87,6 +87,7 @@ async def test_keys_of_one_tenant_are_listed_over_pages(api: ServedApi) -> None:
         ({"tenant_id": "shop"}, 404),
         ({"expires_at": "2020-01-01T00:00:00Z"}, 422),
         ({"expires_at": "2090-01-01T00:00:00"}, 422),
+        ({"expires_at": "9999-12-31T23:59:59-12:00"}, 422),
         ({"sha256": "x"}, 422),
     ],
 )

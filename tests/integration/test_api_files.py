@@ -69,6 +69,12 @@ async def test_list_is_newest_first_over_pages(api: ServedApi) -> None:
         (b"x", {"content-type": "multipart/form-data"}, 400),
         (b"x", {"content-type": "multipart/form-data; boundary=b"}, 400),
         (b"--b--\r\n", {"content-type": "multipart/form-data; boundary=b"}, 422),
+        (
+            b'--b\r\nContent-Disposition: form-data; name="file"\r\n'
+            b"Content-Type: text/plain; charset=none\r\n\r\nx\r\n--b--\r\n",
+            {"content-type": "multipart/form-data; boundary=b"},
+            400,
+        ),
         (b"x", {"content-type": "text/<html>"}, 422),
     ],
 )
@@ -89,7 +95,11 @@ async def test_form_with_other_parts_is_refused(api: ServedApi) -> None:
         {"files": {"other": file}},
         {"files": [("file", file), ("file", file)]},
         {"files": {"file": file}, "data": {"expires_in_seconds": "3600"}},
-        {"content": b"x", "params": {"filename": "a\0.txt"}},
+        {
+            "content": b'--b\r\nContent-Disposition: form-data; name="file"; filename="a\0"\r\n\r\n'
+            b"x\r\n--b--\r\n",
+            "headers": {"content-type": "multipart/form-data; boundary=b"},
+        },
         {"files": {"file": ("n" * 300, b"x", "text/plain")}},
     ):
         answer = await me.http.post("/v1/files", **options)

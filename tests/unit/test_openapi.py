@@ -39,7 +39,9 @@ def test_streams_are_described_frame_by_frame(described: Any) -> None:
     answer = described["paths"]["/v1/sessions/{session_id}/events/stream"]["get"]["responses"]["200"]
     reference = answer["content"]["text/event-stream"]["schema"]["$ref"]
     frame = schemas[reference.rpartition("/")[2]]
-    names = {option["$ref"].rpartition("/")[2] for option in frame["properties"]["data"]["anyOf"]}
+    names = {
+        option["$ref"].rpartition("/")[2] for option in frame["properties"]["data"]["contentSchema"]["anyOf"]
+    }
     assert names == {"SessionEvent", "EventStart", "EventDelta", "SessionGap"}
 
 
