@@ -128,7 +128,7 @@ class HoldInbox:
         while True:
             try:
                 async with self._database.statements() as tx:
-                    epoch, view = await load_inbox(
+                    incoming = await load_inbox(
                         tx, to_uuid(self._hold.session_id), to_uuid(self._hold.run_id)
                     )
                 break
@@ -136,8 +136,9 @@ class HoldInbox:
                 _log.warning("the inbox is read again: %s", error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_MOST_S)
-        if epoch != self._hold.epoch:
+        if incoming.epoch != self._hold.epoch:
             raise HoldLost
+        view = incoming.view
         if view.cancel is not None:
             self._signalled.set()
         return view

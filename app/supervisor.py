@@ -200,7 +200,7 @@ class Supervisor:
         until_s = time.monotonic() + LOAD_S
         while True:
             try:
-                async with self._database.transaction() as tx:
+                async with self._database.statements() as tx:
                     return await load_snapshot(tx, hold)
             except (DatabaseAway, DatabaseBusy):
                 if time.monotonic() > until_s:

@@ -1,35 +1,39 @@
 """The pool and the one way to open a transaction.
 
-SQLAlchemy owns the connections; statements go to asyncpg as they are, which costs a fifth of the time.
-Every transaction says in its first round trip whose it is and how long it may wait, so that a stopped process
-cannot hold a session and a query without a tenant sees nothing.
+Statements go to asyncpg as they are, on its own pool: a connection is taken and given back without a round
+trip. Every transaction says in its first round trip whose it is and how long it may wait, so that a stopped
+process cannot hold a session and a query without a tenant sees nothing.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import asyncpg
-from sqlalchemy import event
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError, DisconnectionError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from db.errors import DatabaseAway, DatabaseBusy
-from db.tables import TENANT_ROLE
 
 Record = asyncpg.Record
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[Record]  # generic in its type stubs only
+    # Both are generic in their type stubs only.
+    Connection = asyncpg.pool.PoolConnectionProxy[Record]
+    Pool = asyncpg.Pool[Record]
 else:
-    Connection = asyncpg.Connection
+    Connection = asyncpg.pool.PoolConnectionProxy
+    Pool = asyncpg.Pool
+
+TENANT_ROLE = "armillary_tenant"
+"""The role that api transactions take on; row-level security binds it to `armillary.tenant_id`."""
 
 LOCK_TIMEOUT_S = 5
 IDLE_IN_TRANSACTION_TIMEOUT_S = 2
 ROLLBACK_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 2.0  # for transactions to end
+CONNECT_TIMEOUT_S = 5.0
+ACQUIRE_TIMEOUT_S = 5.0
 
 _BEGIN = (
     f"BEGIN; SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s';"
@@ -46,7 +50,6 @@ _AWAY = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     OSError,
-    PoolTimeout,
     TimeoutError,
 )
 _BUSY = (
@@ -83,8 +86,11 @@ class Transaction:
 class Database:
     """A pool of connections to one Postgres database."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, url: str, *, pool_size: int, arguments: dict[str, Any]) -> None:
+        self._url = url
+        self._pool_size = pool_size
+        self._arguments = arguments
+        self._pool: Pool | None = None
 
     @classmethod
     def open(cls, url: str, *, pooler: bool = False, pool_size: int = 8) -> "Database":
@@ -93,18 +99,7 @@ class Database:
         `url` is a libpq URL, such as `postgresql://user@host/name` or `postgresql://user@/name?host=/socket/dir`.
         `pooler`: a transaction-mode pooler stands in between, so nothing may be prepared on a connection.
         """
-        engine = create_async_engine(
-            sqlalchemy_url(url),
-            isolation_level="AUTOCOMMIT",  # transactions are opened by `transaction`, in one round trip
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=LOCK_TIMEOUT_S,
-            pool_use_lifo=True,
-            json_deserializer=str,  # JSON columns are read as text: each query decodes into its own type
-            connect_args=connect_arguments(pooler=pooler),
-        )
-        event.listen(engine.sync_engine, "checkout", _refuse_closed)
-        return cls(engine)
+        return cls(url, pool_size=pool_size, arguments=connect_arguments(pooler=pooler))
 
     @asynccontextmanager
     async def transaction(self, tenant_id: UUID | None = None) -> AsyncIterator[Transaction]:
@@ -114,13 +109,13 @@ class Database:
         that is for the worker, for authentication and for administration.
         Raises: DatabaseBusy, DatabaseAway.
         """
-        async with self._connection() as (pooled, connection):
+        async with self._connection() as connection:
             try:
                 await connection.execute(_begin(tenant_id))
                 yield Transaction(connection, tenant_id)
                 await connection.execute("COMMIT")
             except BaseException:
-                await _to_the_end(_release(pooled, connection))
+                await _to_the_end(_roll_back(connection))
                 raise
 
     @asynccontextmanager
@@ -130,25 +125,31 @@ class Database:
         Saves the two round trips of a transaction. Not for anything that locks or writes.
         Raises: DatabaseBusy, DatabaseAway.
         """
-        async with self._connection() as (pooled, connection):
-            try:
-                yield Transaction(connection, None)
-            except BaseException:
-                await _to_the_end(_release(pooled, connection))
-                raise
+        async with self._connection() as connection:
+            yield Transaction(connection, None)
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Connection]]:
+    async def _connection(self) -> AsyncIterator[Connection]:
         try:
-            async with self._engine.connect() as pooled:
-                raw = await pooled.get_raw_connection()
-                yield pooled, cast(Connection, raw.driver_connection)
+            if self._pool is None:
+                self._pool = self._make_pool()
+            pool = await self._pool
+            async with pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
+                yield connection
         except _BUSY as error:
             raise DatabaseBusy(f"The database was busy: {error}") from error
         except _AWAY as error:
             raise DatabaseAway(f"The database is away: {error}") from error
-        except DBAPIError as error:
-            raise DatabaseAway(f"The database is away: {error.orig}") from error
+
+    def _make_pool(self) -> Pool:
+        return asyncpg.create_pool(
+            self._url,
+            min_size=0,
+            max_size=self._pool_size,
+            max_inactive_connection_lifetime=0,
+            reset=_leave_as_it_is,
+            **self._arguments,
+        )
 
     async def ping(self) -> None:
         """One round trip. Raises: DatabaseAway."""
@@ -158,11 +159,18 @@ class Database:
     @property
     def checked_out(self) -> int:
         """How many connections are in use at this moment."""
-        return cast("Any", self._engine.pool).checkedout()  # type: ignore[no-any-return]
+        return 0 if self._pool is None else self._pool.get_size() - self._pool.get_idle_size()
 
     async def close(self) -> None:
         """Closes all connections. Safe to call twice."""
-        await self._engine.dispose()
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await pool.close()
+        except TimeoutError:
+            pool.terminate()
 
 
 def _begin(tenant_id: UUID | None) -> str:
@@ -171,23 +179,18 @@ def _begin(tenant_id: UUID | None) -> str:
     return f"{_BEGIN}; SET LOCAL ROLE {TENANT_ROLE}; SET LOCAL armillary.tenant_id = '{tenant_id}'"
 
 
-def _refuse_closed(connection: Any, *_: Any) -> None:
-    """Has the pool connect again in place of a connection that the server has closed meanwhile."""
-    if connection.driver_connection.is_closed():
-        raise DisconnectionError
+async def _leave_as_it_is(_: Any) -> None:
+    """In place of asyncpg's reset: whatever a transaction sets, it sets for itself only."""
 
 
-async def _release(pooled: AsyncConnection, connection: Connection) -> None:
-    """Leaves no transaction open: rolls back, or closes a connection whose state is not known."""
-    if connection.is_closed():
-        await pooled.invalidate()
-        return
+async def _roll_back(connection: Connection) -> None:
+    """Leaves no transaction open: rolls back, or breaks off a connection whose state is not known."""
     try:
         async with asyncio.timeout(ROLLBACK_TIMEOUT_S):
             await connection.execute("ROLLBACK")
     except (*_AWAY, asyncpg.PostgresError):
-        connection.terminate()  # a polite close would wait for the server once more
-        await pooled.invalidate()
+        with contextlib.suppress(asyncpg.InterfaceError):  # gone already, and out of the pool
+            connection.terminate()  # a polite close would wait for the server once more
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
@@ -204,14 +207,12 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
         raise cancelled
 
 
-def sqlalchemy_url(url: str) -> URL:
-    """A libpq URL with SQLAlchemy's driver name for asyncpg."""
-    return make_url(url).set(drivername="postgresql+asyncpg")
-
-
 def connect_arguments(*, pooler: bool) -> dict[str, Any]:
     """Arguments for asyncpg. Behind a transaction-mode pooler statements cannot stay prepared."""
-    arguments: dict[str, Any] = {"timeout": 5, "server_settings": {"application_name": "armillary"}}
+    arguments: dict[str, Any] = {
+        "timeout": CONNECT_TIMEOUT_S,
+        "server_settings": {"application_name": "armillary"},
+    }
     if pooler:
-        arguments |= {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+        arguments["statement_cache_size"] = 0
     return arguments

@@ -13,6 +13,7 @@ from db.errors import DatabaseBusy
 from db.ids import parse_id, public
 
 LEASE_S = 3.0
+DEFAULT_TIME_LIMIT_S = 3600.0  # of a run whose agent version was stored without one
 CANDIDATES_PER_TENANT = 8
 CLAIM_TRIES = 4
 
@@ -125,9 +126,14 @@ FOR NO KEY UPDATE OF sessions SKIP LOCKED
 """
 
 # A statement of its own: it sees what was committed while the locks were waited for.
-_TAKE = """
+_TAKE = f"""
 WITH taken AS (
-    UPDATE runs SET state = 'running', worker_id = $2, started_at = coalesce(started_at, clock_timestamp())
+    UPDATE runs SET state = 'running', worker_id = $2, started_at = coalesce(started_at, clock_timestamp()),
+        deadline_at = coalesce(deadline_at, clock_timestamp() + make_interval(secs => (
+            SELECT coalesce((config ->> 'time_limit_s')::float8, {DEFAULT_TIME_LIMIT_S})
+            FROM sessions JOIN agent_versions USING (agent_id)
+            WHERE sessions.id = runs.session_id AND version = agent_version
+        )))
     WHERE id = $1 AND state = 'queued'
         AND ($3::int IS NULL OR $3 > (
             SELECT count(*) FROM runs others WHERE others.tenant_id = runs.tenant_id AND state = 'running'

@@ -9,11 +9,12 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from db.engine import connect_arguments, sqlalchemy_url
+from db.engine import connect_arguments
 from db.errors import DatabaseAway
 
 MIGRATION_LOCK = 4_711_042  # any number; the same in all releases, so that two migrations never overlap
@@ -48,9 +49,10 @@ async def find_versions(url: str, *, pooler: bool = False) -> tuple[str | None, 
 
 @asynccontextmanager
 async def _connected(url: str, *, pooler: bool) -> AsyncIterator[AsyncConnection]:
-    engine = create_async_engine(
-        sqlalchemy_url(url), poolclass=NullPool, connect_args=connect_arguments(pooler=pooler)
-    )
+    arguments = connect_arguments(pooler=pooler)
+    if pooler:
+        arguments["prepared_statement_cache_size"] = 0  # SQLAlchemy has a cache of its own
+    engine = create_async_engine(sqlalchemy_url(url), poolclass=NullPool, connect_args=arguments)
     try:
         try:
             connection = await engine.connect()
@@ -63,6 +65,11 @@ async def _connected(url: str, *, pooler: bool) -> AsyncIterator[AsyncConnection
             await connection.close()
     finally:
         await engine.dispose()
+
+
+def sqlalchemy_url(url: str) -> URL:
+    """A libpq URL with SQLAlchemy's driver name for asyncpg."""
+    return make_url(url).set(drivername="postgresql+asyncpg")
 
 
 def _versions(connection: Connection) -> tuple[str | None, str | None]:

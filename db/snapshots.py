@@ -1,6 +1,5 @@
 """A session and its run as a hold finds them: all that the loop starts from."""
 
-from datetime import datetime
 from uuid import UUID
 
 import msgspec
@@ -11,7 +10,7 @@ from db.engine import Record, Transaction
 from db.holds import Hold
 from db.ids import public, to_uuid
 from db.sessions import effective_agent
-from db.work import load_batch, load_inbox
+from db.work import load_inbox
 from providers.ids import is_id
 from providers.types import Base64Source, Block, Message, NativeBlocks
 
@@ -19,14 +18,14 @@ _blocks = msgspec.json.Decoder(tuple[Block, ...])
 
 
 async def load_snapshot(tx: Transaction, hold: Hold) -> Snapshot:
-    """Reads the whole state of a run, and starts its clock when it has none yet.
+    """Reads the whole state of a run.
 
     The inbox is read first: what comes in while the rest is read makes a commit that relies on it fail.
     Raises: HoldLost.
     """
     session, run = to_uuid(hold.session_id), to_uuid(hold.run_id)
-    epoch, inbox = await load_inbox(tx, session, run)
-    if epoch != hold.epoch:
+    unfinished = await load_inbox(tx, session, run)
+    if unfinished.epoch != hold.epoch:
         raise HoldLost
     row = await tx.fetchrow(
         """
@@ -47,33 +46,13 @@ async def load_snapshot(tx: Transaction, hold: Hold) -> Snapshot:
         run_id=hold.run_id,
         agent=agent,
         messages=await load_messages(tx, session),
-        batch=await load_batch(tx, session, run),
-        inbox=inbox,
+        batch=unfinished.batch,
+        inbox=unfinished.view,
         turns=row["turns"],
         next_position=row["last_position"] + 1,
-        deadline_at=row["deadline_at"] or await _start_clock(tx, hold, agent.time_limit_s),
+        deadline_at=row["deadline_at"],
         end_user_id=row["end_user_id"],
     )
-
-
-async def _start_clock(tx: Transaction, hold: Hold, time_limit_s: float) -> datetime:
-    """Behind the fence like every write of a worker. Raises: HoldLost."""
-    held = await tx.fetchval(
-        "SELECT true FROM sessions WHERE id = $1 AND epoch = $2 FOR NO KEY UPDATE",
-        to_uuid(hold.session_id),
-        hold.epoch,
-    )
-    if held is None:
-        raise HoldLost
-    deadline_at: datetime = await tx.fetchval(
-        """
-        UPDATE runs SET deadline_at = clock_timestamp() + make_interval(secs => $2)
-        WHERE id = $1 RETURNING deadline_at
-        """,
-        to_uuid(hold.run_id),
-        time_limit_s,
-    )
-    return deadline_at
 
 
 async def load_messages(tx: Transaction, session: UUID) -> tuple[StoredMessage, ...]:

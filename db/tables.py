@@ -21,9 +21,6 @@ metadata = sa.MetaData(
     }
 )
 
-TENANT_ROLE = "armillary_tenant"
-"""The role that api transactions take on; row-level security binds it to `armillary.tenant_id`."""
-
 
 def _id() -> sa.Column[UUID]:
     return sa.Column("id", sa.Uuid, primary_key=True)

@@ -95,8 +95,19 @@ async def load_work(tx: Transaction, locked: LockedSession) -> OpenWork:
     )
 
 
-async def load_inbox(tx: Transaction, session_id: UUID, run_id: UUID) -> tuple[int, InboxView]:
-    """The session's epoch and its inbox; epoch -1 when the session is gone.
+class Incoming(Struct, frozen=True, kw_only=True):
+    """What has come in for a session and its run. `epoch` is -1 when the session is gone.
+
+    `batch`: the run's own prompts that its transcript does not hold yet.
+    """
+
+    epoch: int
+    view: InboxView
+    batch: tuple[PendingPrompt, ...] = ()
+
+
+async def load_inbox(tx: Transaction, session_id: UUID, run_id: UUID) -> Incoming:
+    """Everything that is not taken up yet.
 
     `inbox_no` is read first, so what came in later than it makes a commit that relies on it fail.
     """
@@ -109,22 +120,19 @@ async def load_inbox(tx: Transaction, session_id: UUID, run_id: UUID) -> tuple[i
         run_id,
     )
     if row is None:  # deleted
-        return -1, InboxView(inbox_no=-1)
+        return Incoming(epoch=-1, view=InboxView(inbox_no=-1))
     cancel = None
     if row["cancel_requested_at"] is not None:
         cancel = CancelRequest(requested_at=row["cancel_requested_at"], reason=row["cancel_reason"])
     prompts = await _pending(tx, session_id)
-    return row["epoch"], InboxView(
+    view = InboxView(
         inbox_no=row["inbox_no"],
         cancel=cancel,
         pending=tuple(prompt for prompt, prompt_run in prompts if prompt_run is None),
         calls=await unsettled_calls(tx, session_id, row["last_position"]),
     )
-
-
-async def load_batch(tx: Transaction, session_id: UUID, run_id: UUID) -> tuple[PendingPrompt, ...]:
-    """The run's own prompts that its transcript does not hold yet."""
-    return tuple(prompt for prompt, prompt_run in await _pending(tx, session_id) if prompt_run == run_id)
+    batch = tuple(prompt for prompt, prompt_run in prompts if prompt_run == run_id)
+    return Incoming(epoch=row["epoch"], view=view, batch=batch)
 
 
 async def unsettled_calls(tx: Transaction, session_id: UUID, last_position: int) -> tuple[ToolCall, ...]:

@@ -521,15 +521,6 @@ async def test_handing_over_a_run_that_was_cancelled_closes_it(database: Databas
     assert await states_of(database, session) == ["closed"]
 
 
-async def test_zombie_does_not_even_start_the_clock_of_its_run(database: Database) -> None:
-    claimed = await held(database)
-    await fetch(database, "UPDATE workers SET lease_until = clock_timestamp() - interval '1 s' RETURNING 1")
-    await sweep(database, claimed.hold.session_id)
-    with pytest.raises(HoldLost):
-        await snapshot_of(database, claimed.hold)
-    assert [row["deadline_at"] for row in await fetch(database, "SELECT deadline_at FROM runs")] == [None]
-
-
 # -- all of it at once ----------------------------------------------------------------------------------
 
 

@@ -18,8 +18,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from db.engine import Database, sqlalchemy_url
-from db.migrate import find_versions, upgrade
+from db.engine import Database
+from db.migrate import find_versions, sqlalchemy_url, upgrade
 from db.tables import TENANT_TABLES, metadata
 
 ROOT = Path(__file__).parents[2]
