@@ -61,7 +61,7 @@ class ApiRequest(Request[Principal, Any, State]):
 
 
 def refuse_nul(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-    """A guard of the whole application: no parameter has what Postgres cannot hold. Raises: InvalidRequest."""
+    """A guard of the whole application: Postgres cannot hold NUL. Raises: InvalidRequest."""
     query: bytes = connection.scope["query_string"]
     if b"%00" not in query and b"\0" not in query:
         return

@@ -3,8 +3,8 @@
 Litestar contributes paths and parameters. Bodies and answers come from msgspec's own schemas, which keep what
 Litestar's lose: bounds, closed objects, discriminators, descriptions. A handler says in `opt` what its types
 do not: `request_content` and `response_content` (media type objects of OpenAPI), `event_stream` (True when it
-can answer with a stream of events; alone, or beside the JSON of its return type), `other_answers` (what further
-statuses of success mean; all but 204 carry its JSON).
+can answer with a stream of events; alone, or beside the JSON of its return type), `other_answers` (what
+further statuses of success mean; all but 204 carry its JSON).
 """
 
 import inspect
