@@ -24,7 +24,6 @@ async def test_a_worker_that_is_told_to_end_hands_over_and_repeats_no_call(visit
     )
     await visit.followers[0].saw("event_delta", 3)
     visit.fleet.resume()
-    await visit.fleet.steady("worker 2")
     visit.fleet.kill("worker 1", SIGTERM)
     visit.release(short)
     # The answer is finished, and its call is started by the other worker.
