@@ -48,28 +48,35 @@ async def test_a_worker_that_is_told_to_end_hands_over_and_repeats_no_call(visit
 
 
 async def test_a_worker_that_stood_still_for_too_long_writes_nothing_more(visit: Visit) -> None:
-    text, tool = await visit.session(), await visit.session("charge")
+    text, tool, commit = await visit.session(), await visit.session("charge"), await visit.session("charge")
     readers = visit.follow_both(text)
     visit.follow_both(tool)
-    visit.fleet.pause("worker 2")
+    visit.follow_both(commit)
+    visit.fleet.pause("worker 2")  # so that all is done by the other one
     await visit.call(tool, "charge")
-    await visit.at("api 1").say(text, "pace: 20\nlong: 400")
+    await visit.call(commit, "charge")
+    await visit.at("api 1").say(text, "pace: 20\nlong: 600")
     for reader in readers:
         await reader.saw("event_delta", 5)
     visit.fleet.resume()
     await visit.fleet.steady("worker 2")
+    gate = await visit.gate(commit, "agent.tool_result")
+    visit.release(commit)
+    await gate.reached()
     visit.fleet.pause("worker 1")
-    visit.release(tool)  # it will find that when it goes on
-    for reader in readers:
+    await gate.open()  # its transaction is open and holds the session
+    visit.release(tool)  # it finds that when it goes on
+    for reader in visit.followers:
         await reader.saw("session.status_running", 2)
-    # The one that comes back has a text in hand, and a call that can end.
+    # The one that comes back has a text in hand, a call that ends, and a commit that was cut.
     visit.fleet.resume()
     await visit.fleet.ready()
     events = await visit.checked(text)
     assert len(of_type(events, "agent.message")) == 1
-    events = await visit.checked(tool)
-    assert [use["outcome"] for use in of_type(events, "agent.tool_result")] == ["unknown"]
-    assert visit.begun(tool) == 1
+    for session_id in (tool, commit):
+        events = await visit.checked(session_id)
+        assert [use["outcome"] for use in of_type(events, "agent.tool_result")] == ["unknown"]
+        assert visit.begun(session_id) == 1
 
 
 async def test_an_api_that_is_told_to_end_or_killed_leaves_its_readers_to_others(visit: Visit) -> None:
