@@ -34,6 +34,7 @@ ROLLBACK_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 2.0  # for transactions to end
 CONNECT_TIMEOUT_S = 5.0
 ACQUIRE_TIMEOUT_S = 5.0
+STATEMENT_TIMEOUT_S = 8.0  # longer than a lock is waited for; a server that hangs is away
 
 _BEGIN = (
     f"BEGIN; SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s';"
@@ -148,6 +149,7 @@ class Database:
             max_size=self._pool_size,
             max_inactive_connection_lifetime=0,
             reset=_leave_as_it_is,
+            command_timeout=STATEMENT_TIMEOUT_S,
             **self._arguments,
         )
 

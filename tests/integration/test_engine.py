@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -214,15 +215,9 @@ async def test_idle_connections_that_were_killed_are_replaced(
         )
         return others == 0
 
-    async def answers() -> bool:
-        try:
-            await asyncio.gather(*(database.ping() for _ in range(8)))
-        except DatabaseAway:  # the server is gone, and the end of the connection is not read yet
-            return False
-        return True
-
     await eventually(are_gone)
-    await eventually(answers)
+    # The server is gone, but the end of a connection may not be read yet.
+    await eventually(partial(_answers, database, at_once=8))
 
 
 async def test_server_that_refuses_is_away_and_heals(database_url: str, folder: Path) -> None:
@@ -237,6 +232,34 @@ async def test_server_that_refuses_is_away_and_heals(database_url: str, folder: 
         await database.ping()
         assert database.checked_out == 0
         await database.close()
+
+
+async def test_server_that_hangs_is_the_database_being_away(
+    database_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("db.engine.STATEMENT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("db.engine.ROLLBACK_TIMEOUT_S", 0.2)
+    async with postgres_proxy(database_url, folder) as proxy:
+        database = Database.open(proxy.url, pool_size=1)
+        await database.ping()
+        proxy.freeze()
+        with pytest.raises(DatabaseAway):
+            async with database.transaction() as tx:
+                await tx.fetchval("SELECT 1")
+        with pytest.raises(DatabaseAway):
+            await database.ping()
+        proxy.thaw()
+        await eventually(partial(_answers, database))
+        assert database.checked_out == 0
+        await database.close()
+
+
+async def _answers(database: Database, *, at_once: int = 1) -> bool:
+    try:
+        await asyncio.gather(*(database.ping() for _ in range(at_once)))
+    except DatabaseAway:
+        return False
+    return True
 
 
 async def test_drained_pool_is_the_database_being_away(
