@@ -22,7 +22,7 @@ from app.streaming import keys
 
 QUEUE_NAME = "armillary:queue"
 JOB_NAME = "take_run"
-ANSWER_S = 1.0  # how long an answer of Redis is waited for
+ANSWER_S = 0.5  # how long an answer of Redis is waited for
 PAUSE_S = 1.0  # after a failure nothing is queued for so long; sweepers find the runs
 JOB_TIMEOUT_S = 60
 MAX_JOBS = 8  # wake-ups handled at once; each takes milliseconds

@@ -18,7 +18,7 @@ from app.streaming.redis_script import PUBLISH, PUBLISH_SHA, Publication
 
 log = logging.getLogger("armillary.streaming")
 
-ANSWER_S = 1.0
+ANSWER_S = 0.5
 """How long an answer of Redis is waited for."""
 
 PAUSE_S = 1.0
