@@ -161,7 +161,7 @@ async def _admit_prompt(
     api_key_id: str | None,
     admission: Admission,
 ) -> None:
-    run_id = await _run_for_batch(tx, locked, batch_id)
+    run_id = await _run_for_batch(tx, locked, batch_id) if admission.answered else None
     makes_run = locked.run_id is None
     if makes_run:
         run_id = to_uuid(new_id("run"))

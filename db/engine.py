@@ -210,11 +210,14 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def connect_arguments(*, pooler: bool) -> dict[str, Any]:
-    """Arguments for asyncpg. Behind a transaction-mode pooler statements cannot stay prepared."""
-    arguments: dict[str, Any] = {
-        "timeout": CONNECT_TIMEOUT_S,
-        "server_settings": {"application_name": "armillary"},
-    }
+    """Arguments for asyncpg. Behind a transaction-mode pooler statements cannot stay prepared.
+
+    Elsewhere each is planned once: all of them go by keys, and planning took as long as running them.
+    """
+    settings = {"application_name": "armillary"}
+    arguments: dict[str, Any] = {"timeout": CONNECT_TIMEOUT_S, "server_settings": settings}
     if pooler:
         arguments["statement_cache_size"] = 0
+    else:
+        settings["plan_cache_mode"] = "force_generic_plan"
     return arguments

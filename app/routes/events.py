@@ -127,7 +127,6 @@ async def send_events(
     await require_sight(resources, inputs, partial(model_of_session, resources, principal, session_id))
     admission: Admission | None = None
     async with resources.database.transaction(principal.tenant_id) as tx:
-        session = await require_session(tx, session_id)
 
         async def make() -> JsonObject:
             nonlocal admission
@@ -138,7 +137,10 @@ async def send_events(
             return {"session_id": session_id, "seqs": [event.seq for event in admission.answered]}
 
         made = await once(tx, request, make)
-        stored = await get_events(tx, session=session, seqs=made["seqs"])
+        if admission is None:  # this request came again
+            stored = await get_events(tx, session=parse_id("sess", session_id), seqs=made["seqs"])
+        else:
+            stored = admission.answered
     await announce(resources, admission)
     return EventsSent(data=cast("list[SentEvent]", [as_stored(event) for event in stored]))
 
