@@ -1,4 +1,7 @@
-"""A fleet of processes that all tests share. A test kills what it likes; the next one finds all running."""
+"""A fleet of processes that all tests share. A test kills what it likes; the next one finds all running.
+
+With xdist each of its processes has a fleet of its own, started when it gets the first test that needs one.
+"""
 
 from collections.abc import AsyncIterator, Generator, Iterator
 

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import random
 
-from tests.support.visit import Visit, closes, of_type, said
+from tests.support.follower import closes
+from tests.support.visit import Visit, of_type, said
 
 SESSIONS = 20
 TURNS = 4

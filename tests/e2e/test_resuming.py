@@ -1,7 +1,10 @@
 """Readers that are cut and come back, over one api and the other."""
 
 import asyncio
+import json
 
+from tests.support.sse_client import SseEvent, SseStream, connect_sse
+from tests.support.transcript_rules import DELTAS
 from tests.support.visit import Visit
 
 TURNS = 13
@@ -33,3 +36,41 @@ async def test_a_reader_cut_after_any_number_of_events_gets_what_an_undisturbed_
         await asyncio.gather(*(reader.closed() for reader in readers))
         assert [reader.durable for reader in readers] == [undisturbed[0].durable] * len(readers)
         assert [reader.connections for reader in readers] == [-(-len(events) // cut) for cut in cuts]
+
+
+async def test_a_prompt_repeated_over_the_other_api_goes_on_with_the_same_answer(visit: Visit) -> None:
+    session_id = await visit.session("calculate")
+    agent_id = (await visit.at("api 1").get(f"/v1/sessions/{session_id}"))["agent"]["id"]
+    headers = {
+        "authorization": f"Bearer {visit.key}",
+        "content-type": "application/json",
+        "idempotency-key": session_id,
+    }
+
+    async def post(api: str, **more: str) -> SseStream:
+        return await connect_sse(
+            visit.fleet.members[api].port,
+            f"/v1/agents/{agent_id}/prompt",
+            method="POST",
+            headers=headers | more,
+            body=json.dumps({"prompt": SCRIPT, "session_id": session_id, "stream": True}).encode(),
+        )
+
+    first = await post("api 1")
+    begin = await first.until("agent.tool_result")
+    first.cut()
+    second = await post("api 2", **{"last-event-id": first.last_event_id})
+    rest = await second.rest()
+    await second.close()
+    third = await post("api 1")
+    whole = await third.rest()
+    await third.close()
+
+    assert (second.ended, third.ended) == ("clean", "clean")
+    await visit.check(session_id)  # one prompt, one run
+    logged = [(str(event.seq), event.json.decode()) for event in await visit.log(session_id)]
+    assert durable([*begin, *rest]) == durable(whole) == logged
+
+
+def durable(events: list[SseEvent]) -> list[tuple[str, str]]:
+    return [(event.id, event.data) for event in events if event.type not in DELTAS]
