@@ -3,21 +3,20 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-import msgspec
 from litestar import Request
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from app.provider_settings import provider_settings
 from app.queue import WakeUps
-from app.settings import Settings, Vendor
+from app.settings import Settings
 from app.streaming.hub import Hub
 from app.streaming.limits import StreamLimits
 from app.streaming.publisher import Publisher
 from db.engine import Database
-from providers.pricing import ModelPrice
-from providers.registry import ProviderSettings, Registry, VendorSettings
+from providers.registry import Registry
 from tools.builtin import builtin_registry
 from tools.registry import ToolRegistry
 
@@ -51,22 +50,6 @@ def open_redis(settings: Settings) -> Redis:
         health_check_interval=30,
     )
     return client
-
-
-def provider_settings(settings: Settings) -> ProviderSettings:
-    """What the providers need to know, for api and worker alike."""
-    return ProviderSettings(
-        vendors={
-            vendor.replace("_", "-"): VendorSettings(
-                api_keys=settings.api_keys(vendor), base_url=settings.base_url(vendor)
-            )
-            for vendor in get_args(Vendor)
-        },
-        prices={
-            name: ModelPrice(**msgspec.structs.asdict(price))
-            for name, price in settings.price_overrides.items()
-        },
-    )
 
 
 def stream_limits(settings: Settings) -> StreamLimits:

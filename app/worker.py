@@ -9,9 +9,9 @@ import uvloop
 
 from app.ending import end
 from app.lease import Lease
+from app.provider_settings import provider_settings
 from app.queue import WakeUps, WakeUpWorker
 from app.recovery import sweep_for_ever
-from app.resources import provider_settings
 from app.settings import Settings
 from app.streaming.publisher import Publisher
 from app.streaming.signals import Signals
