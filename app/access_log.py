@@ -7,12 +7,13 @@ import logging
 import re
 import time
 import uuid
-from contextvars import ContextVar
 from typing import Any
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from app.telemetry import current_request_id
 
 log = logging.getLogger("armillary.access")
 
@@ -20,9 +21,6 @@ REQUEST_ID_HEADER = b"x-request-id"
 _KEY = "armillary.request_id"
 _ACCEPTED = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
-
-current_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The id of the request that this task works on, for log lines."""
 
 
 def request_id_of(scope: Any) -> str:

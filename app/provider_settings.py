@@ -1,4 +1,4 @@
-"""From the settings of a process to those of the providers. Without the web framework: workers need it too."""
+"""From the settings of a process to those of its providers; without the web framework, for workers too."""
 
 from typing import get_args
 

@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.access_log import current_request_id
 from db.keys import KEY_PREFIX, SESSION_TOKEN_PREFIX
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
+
+current_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the request that this task works on."""
 
 current_run: ContextVar[dict[str, str]] = ContextVar("current_run", default={})  # noqa: B039 - never changed
 """`session_id` and `run_id` of what this task works on; set for the whole task of a run."""
