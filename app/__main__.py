@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from app.settings import Settings, SettingsError, load_settings
 
+SCHEMA_CHECK_S = 2.0
+
 Command = Callable[[Settings, argparse.Namespace], int]
 
 
@@ -113,6 +115,7 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> int:
     from app.server import run_api
 
     with reachable(settings, may_start=False) as connected:
+        asyncio.run(_need_schema(connected))
         return run_api(connected, listen_fd=arguments.listen_fd)
 
 
@@ -120,7 +123,27 @@ def _worker(settings: Settings, arguments: argparse.Namespace) -> int:
     from app.worker import run_worker
 
     with reachable(settings, may_start=False) as connected:
+        asyncio.run(_need_schema(connected))
         return run_worker(connected) or 0
+
+
+async def _need_schema(settings: Settings) -> None:
+    """A database that is away at the moment is no reason not to start. Raises: CommandFailed."""
+    from db.engine import Database
+    from db.errors import DatabaseError
+    from db.presence import has_schema
+
+    assert settings.database_url is not None
+    database = Database.open(settings.database_url, pooler=settings.database_pooler, pool_size=1)
+    try:
+        async with asyncio.timeout(SCHEMA_CHECK_S):
+            is_there = await has_schema(database)
+    except (DatabaseError, TimeoutError):
+        return
+    finally:
+        await database.close()
+    if not is_there:
+        raise CommandFailed("the database has no tables of ours yet: run `armillary migrate`")
 
 
 def _migrate(settings: Settings, arguments: argparse.Namespace) -> int:
