@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import signal
 import socket
 import sys
@@ -39,7 +40,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
             if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
-            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            # `error.strerror` would name the address a second time.
+            why = os.strerror(error.errno or 0)
+            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({why})"
             raise PortUnavailable(
                 f"port {port} on {host} {reason}: set ARMILLARY_PORT to another, or to 0 for a free one"
             ) from error

@@ -261,5 +261,7 @@ def _wrong(variable: str, name: str, text: str, reason: str) -> str:
 
 
 def _unknown(variable: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(variable, known, n=1)
-    return f"{variable}: there is no such setting" + (f", did you mean {close[0]}?" if close else "")
+    # Without the prefix, which makes any two names look alike.
+    names = {name.removeprefix(PREFIX): name for name in known}
+    close = difflib.get_close_matches(variable.removeprefix(PREFIX), names, n=1)
+    return f"{variable}: there is no such setting" + (f", did you mean {names[close[0]]}?" if close else "")

@@ -98,7 +98,8 @@ def _lock(path: Path, *, wait_s: float) -> int:
             if time.monotonic() > deadline:
                 os.close(descriptor)
                 raise LockHeld(
-                    f"another process runs the servers of {path.parent} ({path} is locked)"
+                    f"another process runs the servers of {path.parent} ({path} is locked):"
+                    " stop it, or set ARMILLARY_DATA_DIR to another folder"
                 ) from None
             time.sleep(0.02)
         except BaseException:

@@ -76,6 +76,7 @@ def test_an_unknown_variable_is_refused_with_the_name_that_was_meant() -> None:
     assert problems_of({"ARMILLARY_DATABSE_POOLER": "1"}) == [
         "ARMILLARY_DATABSE_POOLER: there is no such setting, did you mean ARMILLARY_DATABASE_POOLER?"
     ]
+    assert problems_of({"ARMILLARY_FOO": "1"}) == ["ARMILLARY_FOO: there is no such setting"]
 
 
 @pytest.mark.parametrize(
