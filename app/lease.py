@@ -20,6 +20,7 @@ from db.holds import Hold, end_lease, renew_lease
 LOOP_SILENCE_S = 30.0  # an event loop that has not ticked for so long does not get its lease renewed
 TICK_S = 1.0
 RETRY_S = 0.1  # after a failure: the lease goes on running while the database is away
+WARN_EACH_S = 5.0  # while it stays away
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Lease:
         self._worker_id = worker_id
         self._database_url = database_url
         self._pooler = pooler
+        self._next_warning_s = 0.0
         self._slots = slots
         self.lease_s = lease_s
         self._on_renewed = on_renewed
@@ -156,9 +158,12 @@ class Lease:
                     lease_s=self.lease_s,
                 )
         except (DatabaseError, TimeoutError) as error:
-            _log.warning("the lease could not be renewed: %s", error)
             self._reachable_since_s = None
+            if began_s >= self._next_warning_s:
+                self._next_warning_s = began_s + WARN_EACH_S
+                _log.warning("the lease could not be renewed: %s", error)
             return False
+        self._next_warning_s = 0.0
         # Counted from before the request, so that this process never believes in it for longer than others.
         self._valid_until_s = began_s + self.lease_s
         answered_s = time.monotonic()

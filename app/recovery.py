@@ -59,6 +59,11 @@ async def _sweep(
         except Exception:  # noqa: BLE001 - one run that cannot be read must not keep the others waiting
             _log.exception("a run could not be swept", extra={"session_id": public("sess", session_id)})
             continue
+        if swept is not None:
+            _log.warning(
+                "took back a run from a worker that is gone or does not heed a cancel",
+                extra={"session_id": swept.session_id, "is_queued": swept.is_queued},
+            )
         await announce_swept(swept, publisher=publisher, wake_ups=wake_ups)
 
 

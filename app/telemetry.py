@@ -83,7 +83,12 @@ class TextFormatter(logging.Formatter):
         return super().formatMessage(record) + pairs
 
 
-_OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {
+    "message",
+    "asctime",
+    "taskName",
+    "color_message",  # uvicorn's message once more, with terminal colours
+}
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
