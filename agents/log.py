@@ -1,6 +1,9 @@
 """An event as the log holds it: encoded, and numbered when its transaction has committed."""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agents.events import Event, encode_event, event_type
 
@@ -25,3 +28,8 @@ def number(events: tuple[Event, ...], *, after_seq: int) -> tuple[LoggedEvent, .
         LoggedEvent(seq=after_seq + offset, id=event.id, type=event_type(event), body=encode_event(event))
         for offset, event in enumerate(events, start=1)
     )
+
+
+def renumbered(events: Sequence[LoggedEvent], *, after_seq: int) -> tuple[LoggedEvent, ...]:
+    """The same events where their numbers were not known when they were encoded."""
+    return tuple(replace(event, seq=after_seq + offset) for offset, event in enumerate(events, start=1))

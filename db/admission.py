@@ -22,10 +22,19 @@ from agents.events import (
     UserMessage,
 )
 from db.answers import AnswerInput, admit_answer
-from db.arrivals import Admission, append, draft_of_session, encode_json, lock_session, raise_inbox
+from db.arrivals import (
+    Admission,
+    NewPrompt,
+    NewRun,
+    append,
+    draft_of_session,
+    lock_session,
+    raise_inbox,
+)
 from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, public_or_none, to_uuid
+from db.parts import encode_json
 from db.steps import Fence, store_step
 from db.work import LockedSession, load_work
 from providers.ids import new_id
@@ -162,44 +171,25 @@ async def _admit_prompt(
     admission: Admission,
 ) -> None:
     run_id = await _run_for_batch(tx, locked, batch_id) if admission.answered else None
-    makes_run = locked.run_id is None
-    if makes_run:
+    key_id = None if api_key_id is None else to_uuid(api_key_id)
+    run = None
+    if locked.run_id is None:
         run_id = to_uuid(new_id("run"))
+        run = NewRun(id=run_id, api_key_id=key_id)
     draft = draft_of_session(locked, run_id=run_id)
     event = draft.event(
         UserMessage, content=prompt.content, delivery=prompt.delivery, batch_id=batch_id, processed=False
     )
-    await append(tx, locked, draft, admission)
-    admission.answered.append(admission.events[-1])
-    if makes_run:
-        await tx.execute(
-            """
-            INSERT INTO runs (id, tenant_id, session_id, state, api_key_id, after_seq)
-            VALUES ($1, $2, $3, 'queued', $4, $5)
-            """,
-            run_id,
-            locked.tenant_id,
-            locked.id,
-            None if api_key_id is None else to_uuid(api_key_id),
-            locked.last_seq,
-        )
-        admission.wake = True
-    await tx.execute(
-        """
-        INSERT INTO prompts
-            (id, tenant_id, session_id, batch_id, seq, state, delivery, content, api_key_id, run_id)
-        VALUES ($1, $2, $3, $4, $5, 'pending', $6, $7, $8, $9)
-        """,
-        to_uuid(event.id),
-        locked.tenant_id,
-        locked.id,
-        to_uuid(batch_id),
-        admission.events[-1].seq,
-        prompt.delivery,
-        encode_json(prompt.content),
-        None if api_key_id is None else to_uuid(api_key_id),
-        run_id,
+    stored = NewPrompt(
+        id=event.id,
+        batch_id=batch_id,
+        content=prompt.content,
+        delivery=prompt.delivery,
+        api_key_id=key_id,
+        run_id=run_id,
     )
+    await append(tx, locked, draft, admission, run=run, prompt=stored)
+    admission.answered.append(admission.events[-1])
     admission.run_id = admission.run_id or public_or_none("run", run_id)
 
 

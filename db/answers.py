@@ -7,10 +7,11 @@ from msgspec import Struct
 
 from agents.events import StatusIdle, StopReason, UserContent, UserCustomToolResult
 from agents.log import LoggedEvent
-from db.arrivals import Admission, append, draft_of_session, encode_json, lock_session
+from db.arrivals import Admission, append, draft_of_session, lock_session
 from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, to_uuid
+from db.parts import encode_json
 from db.work import LockedSession
 from tools.types import ToolResult
 

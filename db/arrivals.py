@@ -1,16 +1,17 @@
 """What all that comes in for a session shares: its lock, its place in the log, what follows the commit."""
 
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
-import msgspec
+from msgspec import Struct
 
 from agents.drafts import Draft
-from agents.log import LoggedEvent, number
+from agents.events import Delivery, UserContent
+from agents.log import LoggedEvent, number, renumbered
 from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, public_or_none, to_uuid
+from db.parts import Parts, add_events, encode_json
 from db.work import LockedSession, find_locked
 
 
@@ -42,35 +43,87 @@ async def lock_session(tx: Transaction, session_id: str, *, even_archived: bool 
     return locked
 
 
-async def append(tx: Transaction, locked: LockedSession, draft: Draft, admission: Admission) -> None:
-    """Numbers and stores the events of `draft`, and raises `inbox_no`."""
+class NewRun(Struct, frozen=True, kw_only=True):
+    """A run to be queued: the session has none that is open."""
+
+    id: UUID
+    api_key_id: UUID | None
+
+
+class NewPrompt(Struct, frozen=True, kw_only=True):
+    """A pending prompt; `id` is that of its `user.message`. `run_id`: the run that it is bound to."""
+
+    id: str
+    batch_id: str
+    content: tuple[UserContent, ...]
+    delivery: Delivery
+    api_key_id: UUID | None
+    run_id: UUID | None
+
+
+async def append(
+    tx: Transaction,
+    locked: LockedSession,
+    draft: Draft,
+    admission: Admission,
+    *,
+    run: NewRun | None = None,
+    prompt: NewPrompt | None = None,
+) -> None:
+    """Numbers and stores the events of `draft`, raises `inbox_no`, adds `run` and `prompt`: one statement.
+
+    The run begins before, the prompt stands at the last of these events.
+    """
     events = draft.build().events
-    row = await tx.fetchrow(
+    logged = number(events, after_seq=0)
+    parts = Parts()
+    parts.add(
+        "fence",
         """
-        UPDATE sessions SET last_seq = last_seq + $2, inbox_no = inbox_no + 1, updated_at = clock_timestamp()
-        WHERE id = $1 RETURNING last_seq
+        UPDATE sessions SET last_seq = last_seq + {}, inbox_no = inbox_no + 1, updated_at = clock_timestamp()
+        WHERE id = {} RETURNING id AS session_id, tenant_id, last_seq
         """,
-        locked.id,
         len(events),
+        locked.id,
     )
-    assert row is not None
-    logged = number(events, after_seq=row["last_seq"] - len(events))
-    for event, entry in zip(events, logged, strict=True):
-        await tx.execute(
-            """
-            INSERT INTO events (session_id, tenant_id, seq, id, run_id, type, body, created_at)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-            """,
-            locked.id,
-            locked.tenant_id,
-            entry.seq,
-            to_uuid(event.id),
-            None if event.run_id is None else to_uuid(event.run_id),
-            entry.type,
-            entry.body,
-            event.created_at,
-        )
-    admission.events.extend(logged)
+    add_events(parts, events, logged)
+    if run is not None:
+        _add_run(parts, run, len(events))
+    if prompt is not None:
+        _add_prompt(parts, prompt)
+    last_seq = await tx.fetchval(parts.statement("SELECT last_seq FROM fence"), *parts.values)
+    admission.events.extend(renumbered(logged, after_seq=last_seq - len(events)))
+    admission.wake = admission.wake or run is not None
+
+
+def _add_run(parts: Parts, run: NewRun, event_count: int) -> None:
+    parts.add(
+        "new_run",
+        """
+        INSERT INTO runs (id, tenant_id, session_id, state, api_key_id, after_seq)
+        SELECT {}, fence.tenant_id, fence.session_id, 'queued', {}, fence.last_seq - {} FROM fence
+        """,
+        run.id,
+        run.api_key_id,
+        event_count,
+    )
+
+
+def _add_prompt(parts: Parts, prompt: NewPrompt) -> None:
+    parts.add(
+        "new_prompt",
+        """
+        INSERT INTO prompts
+            (id, tenant_id, session_id, batch_id, seq, state, delivery, content, api_key_id, run_id)
+        SELECT {}, fence.tenant_id, fence.session_id, {}, fence.last_seq, 'pending', {}, {}, {}, {} FROM fence
+        """,
+        to_uuid(prompt.id),
+        to_uuid(prompt.batch_id),
+        prompt.delivery,
+        encode_json(prompt.content),
+        prompt.api_key_id,
+        prompt.run_id,
+    )
 
 
 async def raise_inbox(tx: Transaction, locked: LockedSession) -> None:
@@ -86,8 +139,3 @@ def draft_of_session(locked: LockedSession, run_id: UUID | None = None) -> Draft
         now=locked.now,
         next_position=locked.last_position + 1,
     )
-
-
-def encode_json(value: Any) -> str:
-    """For a column of type JSON."""
-    return msgspec.json.encode(value).decode()

@@ -1,20 +1,18 @@
 """Stores a `Step`: everything in it by one statement, behind the fence.
 
-The statement is put together from the parts that the step needs. All parts read from `fence`, so when the
-fence finds no row nothing is written at all.
+The statement is put together from the parts that the step needs; when the fence finds no row nothing is
+written at all.
 """
 
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from agents.log import LoggedEvent, number
+from agents.log import LoggedEvent, number, renumbered
 from agents.types import CloseRun, RequestClosed, RequeueRun, Step, WaitForClient
 from db.engine import Transaction
 from db.ids import to_uuid
-
-_json = msgspec.json.Encoder(decimal_format="string")
+from db.parts import Parts, add_events, encode_json
 
 
 class Fence(Struct, frozen=True, kw_only=True):
@@ -34,19 +32,18 @@ class Fence(Struct, frozen=True, kw_only=True):
 
 
 async def store_step(tx: Transaction, fence: Fence, step: Step) -> tuple[LoggedEvent, ...] | None:
-    """The step's events with their numbers, or None when the fence refused it and nothing was written."""
-    parts = _Parts()
+    """The step's events with their numbers, or None when the fence refused it and nothing was fence."""
+    parts = Parts()
     _add_fence(parts, fence, step)
-    _add_events(parts, step)
+    logged = number(step.events, after_seq=0)
+    add_events(parts, step.events, logged)
     _add_messages(parts, fence, step)
     _add_calls(parts, fence, step)
     _add_prompts(parts, step)
     _add_ledger(parts, fence, step)
     _add_run(parts, fence, step)
     last_seq = await tx.fetchval(parts.statement("SELECT last_seq FROM fence"), *parts.values)
-    if last_seq is None:
-        return None
-    return number(step.events, after_seq=last_seq - len(step.events))
+    return None if last_seq is None else renumbered(logged, after_seq=last_seq - len(logged))
 
 
 async def find_stored(
@@ -82,28 +79,12 @@ async def still_holds(tx: Transaction, fence: Fence) -> bool:
     return bool(found)
 
 
-class _Parts:
-    """Common table expressions with their values. `{}` in a part stands for its next value."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self.values: list[Any] = []
-
-    def add(self, name: str, text: str, *values: Any) -> None:
-        numbers = range(len(self.values) + 1, len(self.values) + len(values) + 1)
-        self._parts.append(f"{name} AS ({text.format(*(f'${number}' for number in numbers))})")
-        self.values.extend(values)
-
-    def statement(self, tail: str) -> str:
-        return f"WITH {', '.join(self._parts)} {tail}"
-
-
 def leaves_worker(step: Step) -> bool:
     """True when the step takes a running run from its worker other than by closing it."""
     return isinstance(step.ending, WaitForClient | RequeueRun)
 
 
-def _add_fence(parts: _Parts, fence: Fence, step: Step) -> None:
+def _add_fence(parts: Parts, fence: Fence, step: Step) -> None:
     hit, miss, output, cost, unpriced = _counted(step.closed)
     parts.add(
         "fence",
@@ -152,29 +133,7 @@ def _counted(closed: RequestClosed | None) -> tuple[int, int, int, Any, int]:
     return hit, miss, usage.output_tokens or 0, closed.cost_usd or 0, unpriced
 
 
-def _add_events(parts: _Parts, step: Step) -> None:
-    if not step.events:
-        return
-    logged = number(step.events, after_seq=0)
-    parts.add(
-        "new_events",
-        """
-        INSERT INTO events (session_id, tenant_id, seq, id, run_id, type, body, created_at)
-        SELECT fence.session_id, fence.tenant_id, fence.last_seq - {} + n, new.id, new.run_id, new.type,
-            new.body, new.created_at
-        FROM fence, unnest({}::uuid[], {}::uuid[], {}::text[], {}::bytea[], {}::timestamptz[])
-            WITH ORDINALITY AS new (id, run_id, type, body, created_at, n)
-        """,
-        len(logged),
-        [to_uuid(event.id) for event in logged],
-        [None if event.run_id is None else to_uuid(event.run_id) for event in step.events],
-        [event.type for event in logged],
-        [event.body for event in logged],
-        [event.created_at for event in step.events],
-    )
-
-
-def _add_messages(parts: _Parts, fence: Fence, step: Step) -> None:
+def _add_messages(parts: Parts, fence: Fence, step: Step) -> None:
     if not step.messages:
         return
     natives = [stored.message.native for stored in step.messages]
@@ -191,14 +150,14 @@ def _add_messages(parts: _Parts, fence: Fence, step: Step) -> None:
         [stored.position for stored in step.messages],
         [to_uuid(stored.id) for stored in step.messages],
         [stored.message.role for stored in step.messages],
-        [_encode(stored.message.blocks) for stored in step.messages],
+        [encode_json(stored.message.blocks) for stored in step.messages],
         [None if native is None else native.api for native in natives],
         [None if native is None else native.model for native in natives],
         [None if native is None else native.body for native in natives],
     )
 
 
-def _add_calls(parts: _Parts, fence: Fence, step: Step) -> None:
+def _add_calls(parts: Parts, fence: Fence, step: Step) -> None:
     if not step.calls:
         return
     calls = step.calls
@@ -226,15 +185,15 @@ def _add_calls(parts: _Parts, fence: Fence, step: Step) -> None:
         [call.index for call in calls],
         [call.kind for call in calls],
         [call.name for call in calls],
-        [_encode(call.input) for call in calls],
+        [encode_json(call.input) for call in calls],
         [call.state for call in calls],
         [call.idempotent for call in calls],
         [call.outcome for call in calls],
-        [None if call.result is None else _encode(call.result) for call in calls],
+        [None if call.result is None else encode_json(call.result) for call in calls],
     )
 
 
-def _add_prompts(parts: _Parts, step: Step) -> None:
+def _add_prompts(parts: Parts, step: Step) -> None:
     for state, prompt_ids in (("applied", step.applied), ("withdrawn", step.withdrawn)):
         if prompt_ids:
             parts.add(
@@ -248,7 +207,7 @@ def _add_prompts(parts: _Parts, step: Step) -> None:
             )
 
 
-def _add_ledger(parts: _Parts, fence: Fence, step: Step) -> None:
+def _add_ledger(parts: Parts, fence: Fence, step: Step) -> None:
     if step.opened is not None:
         opened = step.opened
         parts.add(
@@ -293,12 +252,12 @@ def _add_ledger(parts: _Parts, fence: Fence, step: Step) -> None:
             closed.error_code,
             closed.latency_ms,
             closed.first_token_ms,
-            _encode(usage.raw) if usage.raw else None,
+            encode_json(usage.raw) if usage.raw else None,
             to_uuid(closed.id),
         )
 
 
-def _add_run(parts: _Parts, fence: Fence, step: Step) -> None:
+def _add_run(parts: Parts, fence: Fence, step: Step) -> None:
     if isinstance(step.ending, CloseRun):
         _add_close(parts, fence, step, step.ending)
         return
@@ -336,7 +295,7 @@ def _has_progressed(step: Step) -> bool:
     return has_answer or any(call.state == "done" and call.outcome != "unknown" for call in step.calls)
 
 
-def _add_close(parts: _Parts, fence: Fence, step: Step, ending: CloseRun) -> None:
+def _add_close(parts: Parts, fence: Fence, step: Step, ending: CloseRun) -> None:
     parts.add(
         "closed_run",
         """
@@ -345,7 +304,7 @@ def _add_close(parts: _Parts, fence: Fence, step: Step, ending: CloseRun) -> Non
         FROM fence WHERE id = {} RETURNING runs.id
         """,
         step.turns,
-        _encode(ending.stop_reason),
+        encode_json(ending.stop_reason),
         to_uuid(fence.run_id),
     )
     if ending.next_run is None:
@@ -369,7 +328,3 @@ def _add_close(parts: _Parts, fence: Fence, step: Step, ending: CloseRun) -> Non
         "UPDATE prompts SET run_id = next_run.id FROM next_run WHERE prompts.id = ANY({}::uuid[])",
         prompt_ids,
     )
-
-
-def _encode(value: Any) -> str:
-    return _json.encode(value).decode()

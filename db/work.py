@@ -40,37 +40,48 @@ class LockedSession(Struct, frozen=True, kw_only=True):
     cancel_reason: str | None = None
 
 
+_RUN_COLUMNS = """
+    runs.id AS run_id, runs.state AS run_state, coalesce(runs.turns, 0) AS run_turns,
+    coalesce(runs.takeovers, 0) AS run_takeovers,
+    coalesce(runs.takeovers_since_progress, 0) AS run_takeovers_since_progress,
+    runs.worker_id AS run_worker_id, runs.cancel_requested_at, runs.cancel_reason, clock_timestamp() AS now
+"""
+
+# The lock is on the newest version of the session's row, the run is as the statement's snapshot has it. They
+# belong together if the snapshot has that same version: nobody changes a run without changing its session.
+_LOCK = f"""
+SELECT sessions.id, sessions.tenant_id, sessions.epoch, sessions.inbox_no, sessions.last_seq,
+    sessions.last_position, sessions.archived_at,
+    sessions.xmin = (SELECT seen.xmin FROM sessions AS seen WHERE seen.id = $1) AS is_of_snapshot,
+    {_RUN_COLUMNS}
+FROM sessions LEFT JOIN runs ON runs.session_id = sessions.id AND runs.state <> 'closed'
+WHERE sessions.id = $1 AND ($2::uuid IS NULL OR sessions.tenant_id = $2)
+FOR NO KEY UPDATE OF sessions
+"""
+_LOCK_IF_FREE = f"{_LOCK} SKIP LOCKED"
+
+_OPEN_RUN = f"""
+SELECT {_RUN_COLUMNS}
+FROM (SELECT) AS one LEFT JOIN runs ON runs.session_id = $1 AND runs.state <> 'closed'
+"""
+
+
 async def find_locked(
     tx: Transaction, session_id: UUID, *, skip_locked: bool = False
 ) -> LockedSession | None:
-    """Locks the session, then reads its open run in a second statement: its snapshot is newer than the lock.
+    """Locks the session and reads its open run, as it is once the lock is had.
 
     None: no such session for this tenant, or (`skip_locked`) somebody else has it just now.
     """
-    session = await tx.fetchrow(
-        f"""
-        SELECT id, tenant_id, epoch, inbox_no, last_seq, last_position, archived_at FROM sessions
-        WHERE id = $1 AND ($2::uuid IS NULL OR tenant_id = $2)
-        FOR NO KEY UPDATE {"SKIP LOCKED" if skip_locked else ""}
-        """,
-        session_id,
-        tx.tenant_id,
-    )
+    session = await tx.fetchrow(_LOCK_IF_FREE if skip_locked else _LOCK, session_id, tx.tenant_id)
     if session is None:
         return None
-    run = await tx.fetchrow(
-        """
-        SELECT clock_timestamp() AS now, id AS run_id, state AS run_state, turns AS run_turns,
-            takeovers AS run_takeovers, takeovers_since_progress AS run_takeovers_since_progress,
-            worker_id AS run_worker_id, cancel_requested_at, cancel_reason
-        FROM (SELECT) AS one LEFT JOIN runs ON session_id = $1 AND state <> 'closed'
-        """,
-        session_id,
-    )
-    assert run is not None
-    values = {**session, **run}
-    if values["run_id"] is None:
-        values |= {"run_turns": 0, "run_takeovers": 0, "run_takeovers_since_progress": 0}
+    values = dict(session)
+    if not values.pop("is_of_snapshot"):
+        # Somebody changed the session after the snapshot was taken: a second one is newer than the lock.
+        run = await tx.fetchrow(_OPEN_RUN, session_id)
+        assert run is not None
+        values |= run
     return LockedSession(**values)
 
 

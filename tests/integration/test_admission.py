@@ -19,9 +19,11 @@ from tests.support.held_sessions import (
     answer,
     check_invariants,
     claim,
+    eventually,
     fence_of,
     fetch,
     interrupt,
+    is_waiting_for_a_lock,
     log_of,
     new_session,
     new_sessions,
@@ -114,6 +116,21 @@ async def test_closing_commit_makes_the_next_run_of_the_oldest_batch(database: D
     after = await take(database)
     assert [bound.content[0].text for bound in (await snapshot_of(database, after.hold)).batch
             if isinstance(bound.content[0], TextBlock)] == ["two", "three"]  # fmt: skip
+
+
+async def test_prompt_that_waits_while_the_run_closes_makes_a_run_of_its_own(database: Database) -> None:
+    session = await new_session(database)
+    await post(database, session, "one")
+    claimed = await take(database)
+    batch = tuple(bound.id for bound in (await snapshot_of(database, claimed.hold)).batch)
+    async with database.transaction() as tx:
+        assert await store_step(tx, fence_of(claimed), Writer(claimed).close(batch)) is not None
+        posting = asyncio.create_task(post(database, session, "two"))
+        await eventually(lambda: is_waiting_for_a_lock(database))
+    admission = await posting
+    # What it saw when it began to wait was a running run; bound to none, it would never be run.
+    assert admission.wake
+    assert await states_of(database, session) == ["closed", "queued"]
 
 
 async def test_nothing_is_admitted_to_sessions_that_are_archived_unknown_or_of_others(

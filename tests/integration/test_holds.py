@@ -36,6 +36,7 @@ from tests.support.held_sessions import (
     fence_of,
     fetch,
     interrupt,
+    is_waiting_for_a_lock,
     new_session,
     new_sessions,
     new_tenant,
@@ -97,14 +98,6 @@ async def batch_of(database: Database, claimed: Claim) -> tuple[str, ...]:
 async def sweep(database: Database, session: str) -> Swept | None:
     async with database.transaction() as tx:
         return await sweep_session(tx, to_uuid(session))
-
-
-async def is_waiting_for_a_lock(database: Database) -> bool:
-    rows = await fetch(
-        database,
-        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    )
-    return bool(rows)
 
 
 def sink_of(database: Database, publisher: Publisher, claimed: Claim) -> HoldSink:

@@ -33,6 +33,15 @@ async def eventually(is_true: Callable[[], Awaitable[bool]], *, patience_s: floa
             await asyncio.sleep(0.01)
 
 
+async def is_waiting_for_a_lock(database: Database) -> bool:
+    """Whether some transaction waits for another one."""
+    rows = await fetch(
+        database,
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    )
+    return bool(rows)
+
+
 async def new_tenant(database: Database, *, max_running_runs: int | None = None) -> UUID:
     tenant_id = uuid4()
     async with database.transaction() as tx:
