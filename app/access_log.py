@@ -13,6 +13,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from app.streaming.response import SENT_BESIDE
 from app.telemetry import current_request_id
 
 log = logging.getLogger("armillary.access")
@@ -83,7 +84,7 @@ class AccessLog:
             "status": answer.status,
             "duration_ms": round((ended - answer.began_at) * 1000, 1),
             "first_byte_ms": round(first_byte_s * 1000, 1),
-            "sent_bytes": answer.sent_bytes,
+            "sent_bytes": answer.sent_bytes + scope.get(SENT_BESIDE, 0),
             "client": (scope.get("client") or ("",))[0],
             "request_id": request_id,
         }

@@ -5,6 +5,7 @@ say in `opt` when they differ: `PUBLIC`, `scope(...)`, `SESSION_TOKENS`. Without
 all else `write`, and tokens of a single session are refused.
 """
 
+from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -97,9 +98,15 @@ async def find_principal(database: Database, secret: str) -> Principal | None:
     return Principal(
         tenant_id=key.tenant_id,
         key_id=key.id,
-        scopes=frozenset().union(*(_IMPLIED[name] for name in key.scopes)),
+        scopes=_with_implied(tuple(key.scopes)),
         session_id=key.session_id,
     )
+
+
+@lru_cache
+def _with_implied(scopes: tuple[Scope, ...]) -> frozenset[Scope]:
+    """One set for all principals, of which each open stream holds one."""
+    return frozenset().union(*(_IMPLIED[name] for name in scopes))
 
 
 def current_principal(request: Request[Any, Any, Any]) -> Principal:

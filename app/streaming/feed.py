@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
@@ -21,6 +22,9 @@ from db.log import Head
 log = logging.getLogger("armillary.streaming")
 
 RETRY_S = 0.5
+
+SLICE = 256
+"""Readers that are written to in one go: about 5 ms."""
 
 
 class Counters(Struct, kw_only=True):
@@ -101,6 +105,7 @@ class Feed:
         self._wants_sync = False
         self._refused_at: int | None = None
         self._is_closed = False
+        self._to_wake: dict[object, None] = {}
         self._sync_task: asyncio.Task[None] | None = None
 
     def close(self) -> asyncio.Task[None] | None:
@@ -292,5 +297,19 @@ class Feed:
         self._on_append(self.ring, len(frame.data))
 
     def _wake(self) -> None:
-        for wake in self.readers.values():
-            wake()
+        """Has all readers take what they lack, a slice of them before anything else has its turn."""
+        is_under_way = bool(self._to_wake)
+        self._to_wake |= dict.fromkeys(self.readers)  # those that have waited stay in front
+        if not is_under_way:
+            self._wake_slice()
+
+    def _wake_slice(self) -> None:
+        woken = list(islice(self._to_wake, SLICE))
+        for reader in woken:
+            del self._to_wake[reader]
+        if self._to_wake:
+            asyncio.get_running_loop().call_soon(self._wake_slice)
+        for reader in woken:
+            wake = self.readers.get(reader)  # it may have left
+            if wake is not None:
+                wake()

@@ -15,7 +15,7 @@ from agents.log import LoggedEvent
 from agents.types import DeltaKind
 from app.ending import end
 from app.streaming import keys
-from app.streaming.feed import Counters, Feed, Idle
+from app.streaming.feed import SLICE, Counters, Feed, Idle
 from app.streaming.frames import (
     HEARTBEAT,
     Cursor,
@@ -58,7 +58,7 @@ class Hub:
         self._reads = asyncio.Semaphore(self.limits.database_reads)
         self._feeds: dict[str, Feed] = {}
         self._sessions: dict[str, str] = {}  # by channel
-        self._subscribed: dict[str, asyncio.Event] = {}
+        self._unsubscribed: dict[str, asyncio.Event] = {}  # by session, until Redis has acknowledged
         self._streams: set[EventStream] = set()
         self._has_left = asyncio.Event()
         self._ring_bytes = 0
@@ -221,7 +221,7 @@ class Hub:
         channel = keys.events_channel(session_id)
         self._feeds[session_id] = feed
         self._sessions[channel] = session_id
-        self._subscribed[session_id] = asyncio.Event()
+        self._unsubscribed[session_id] = asyncio.Event()
         self._subscriptions.add(channel)
         feed.synchronize(with_previews=True)
         return feed
@@ -229,7 +229,8 @@ class Hub:
     def _unwatch(self, feed: Feed) -> None:
         channel = keys.events_channel(feed.session_id)
         self._subscriptions.remove(channel)
-        del self._feeds[feed.session_id], self._sessions[channel], self._subscribed[feed.session_id]
+        del self._feeds[feed.session_id], self._sessions[channel]
+        self._unsubscribed.pop(feed.session_id, None)
         if feed.ring is not None:
             self._ring_bytes -= feed.ring.bytes
         task = feed.close()
@@ -252,7 +253,8 @@ class Hub:
     def _on_subscribed(self, channel: str) -> None:
         session_id = self._sessions.get(channel)
         if session_id is not None:
-            self._subscribed[session_id].set()
+            if (waiting := self._unsubscribed.pop(session_id, None)) is not None:
+                waiting.set()
             self._feeds[session_id].synchronize(with_previews=True)
 
     # -- what feeds and readers read (feed.Source) ------------------------------------------------------
@@ -274,11 +276,12 @@ class Hub:
         return entries
 
     async def acknowledged(self, session_id: str) -> None:
-        if not self._subscriptions.is_connected:
+        waiting = self._unsubscribed.get(session_id)
+        if waiting is None or not self._subscriptions.is_connected:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.limits.acknowledge_s):
-                await self._subscribed[session_id].wait()
+                await waiting.wait()
 
     def settle_soon(self, session_id: str) -> None:
         self._to_settle.add(session_id)
@@ -338,12 +341,14 @@ class Hub:
                     await self._closing.wait()
                     return
             now = time.monotonic()
-            for stream in list(self._streams):
+            for number, stream in enumerate(list(self._streams), start=1):
                 if stream.is_stuck(now):
                     self.counters.slow_readers_dropped += 1
                     stream.abort()
                 elif now - stream.written_at >= self.limits.heartbeat_s:
                     stream.beat()
+                if number % SLICE == 0:
+                    await asyncio.sleep(0)
 
 
 def _start_without_cursor(extent: LogExtent, *, until_idle: bool) -> int:

@@ -60,6 +60,11 @@ class Reader:
         """Everything has been delivered and nothing more will come."""
         return feed.is_gone or (self._opening.until_idle and self.seq == self._last_seq(feed))
 
+    def is_up_to_date(self, feed: Feed) -> bool:
+        """It has all that there is, and more may come."""
+        ring = feed.ring
+        return ring is not None and self._position == ring.end and not self.is_finished(feed)
+
     def take_page(self, events: Sequence[LoggedEvent], feed: Feed) -> bytes:
         """The frames of events read from Postgres."""
         frames = []

@@ -1,16 +1,13 @@
-"""The answer that is a stream: a request's own task writes, a second one waits for the reader to go away."""
+"""The answer that is a stream, in its request's own task."""
 
 import asyncio
-import contextlib
-import socket
-import struct
 import time
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from app.streaming.connection import Connection, until_disconnected
 from app.streaming.feed import Feed
 from app.streaming.frames import HEARTBEAT
 from app.streaming.reader import Opening, Reader
@@ -23,62 +20,78 @@ RETRY_READ_S = 0.5
 DRAIN_S = 1.0
 DRAIN_STEP_S = 0.01
 
+SENT_BESIDE = "armillary.sent_beside"
+"""Where a scope says how many bytes went to the client by another way than `send`."""
+
 
 class EventStream(EventSourceResponse):
     """Returned by a handler annotated `-> EventStream`. More headers may be set in `headers` before that.
 
     It takes hold of nothing before the server calls it: an answer that is never begun leaves nothing behind.
+    While it waits, new events are written by whoever wakes it; its task takes over when there is more to do.
     """
 
+    media_type = "text/event-stream"
+    status_code = 200
+
     def __init__(self, hub: "Hub", opening: Opening) -> None:
-        super().__init__(_Nothing(), headers={"cache-control": "no-cache"}, sep="\n", ping=0)
-        del self.headers["connection"]  # HTTP/2 forbids it, and HTTP/1.1 has it by default
+        # The base class would hold a lock and an iterator for each stream that `__call__` has no use for.
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._hub = hub
         self._opening = opening
         self._reader = Reader(opening)
-        self._wake = asyncio.Event()
         self._is_gone = False
+        self._is_waiting = False
         self._needs_beat = False
-        self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._feed: Feed | None = None
         self._writing_since: float | None = None
         self._produced_bytes = 0
+        self._direct_bytes = 0
+        self._connection: Connection
+        self._feed: Feed
         self.written_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._task = asyncio.current_task()
-        self._transport = _transport_of(receive)
+        self._connection = Connection(receive)
         self._feed = feed = self._hub.enter(self, self._opening.session_id)
-        watcher = asyncio.create_task(self._watch(receive))
         try:
             await self._send(
                 send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             )
+            self.raw_headers.clear()  # it may wait for hours
             if scope["method"] == "HEAD":
                 await self._send(send, _body(b"", is_last=True))
                 return
             await self._write(send, self._opening.first)
-            await self._follow(feed, send)
+            await self._follow(feed, receive, send)
             if not self._is_gone and not self._reader.is_finished(feed):
                 await self._break_off(scope)
             if self._is_gone:
-                await asyncio.wait([watcher], timeout=DRAIN_S)  # the server knows it too, then
+                await until_disconnected(receive, timeout_s=DRAIN_S)
         finally:
+            self._is_waiting = False
             self._hub.leave(self, feed)
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+            scope[SENT_BESIDE] = self._direct_bytes
 
     # -- for the hub ------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """There is something new."""
-        self._wake.set()
+        if not (self._is_waiting and self._connection.may_write):
+            self._connection.wake()
+            return
+        data = self._reader.collect(self._feed, self._hub.limits.chunk_bytes)
+        if data:
+            self._write_directly(data)
+        if self._hub.is_closing or not self._reader.is_up_to_date(self._feed):
+            self._connection.wake()
 
     def beat(self) -> None:
         """Nothing was written for long."""
-        self._needs_beat = True
-        self._wake.set()
+        if self._is_waiting and self._connection.may_write:
+            self._write_directly(HEARTBEAT)
+        else:
+            self._needs_beat = True
+            self._connection.wake()
 
     def is_stuck(self, now: float) -> bool:
         """One write has waited for too long, or its session has gone too far on meanwhile."""
@@ -91,18 +104,14 @@ class EventStream(EventSourceResponse):
     def abort(self) -> None:
         """Ends the connection now; what it has buffered is dropped."""
         self._is_gone = True
-        if self._transport is not None:
-            self._transport.abort()
-        elif self._task is not None:
-            self._task.cancel()
-        self._wake.set()
+        self._connection.abort()
+        self._connection.wake()
 
     # -- inside -----------------------------------------------------------------------------------------
 
-    async def _follow(self, feed: Feed, send: Send) -> None:
+    async def _follow(self, feed: Feed, receive: Receive, send: Send) -> None:
         """Writes until the reader is gone, everything has been delivered, or the server stops."""
         while not self._is_gone:
-            self._wake.clear()
             data = self._reader.collect(feed, self._hub.limits.chunk_bytes)
             if data:
                 await self._write(send, data)
@@ -116,7 +125,10 @@ class EventStream(EventSourceResponse):
             elif self._needs_beat:
                 await self._write(send, HEARTBEAT)
             else:
-                await self._wake.wait()
+                self._is_waiting = True
+                message = await receive()  # `wake` ends it too
+                self._is_waiting = False
+                self._is_gone |= message["type"] == "http.disconnect"
 
     async def _read_page(self, feed: Feed, send: Send) -> None:
         try:
@@ -146,16 +158,15 @@ class EventStream(EventSourceResponse):
         await send(message)
         self._writing_since = None
         self.written_at = time.monotonic()
+        self._is_gone |= self._connection.is_disconnected
+
+    def _write_directly(self, data: bytes) -> None:
+        self._direct_bytes += self._connection.write(data)
+        self.written_at = time.monotonic()
 
     def _produced(self) -> int:
-        ring = None if self._feed is None else self._feed.ring
+        ring = self._feed.ring
         return 0 if ring is None else ring.produced_bytes
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._is_gone = True
-        self._wake.set()
 
     async def _break_off(self, scope: Scope) -> None:
         """Flushes, then closes so that no client can take it for the end of the stream.
@@ -163,48 +174,30 @@ class EventStream(EventSourceResponse):
         A chunked answer lacks its last chunk then. A reset would say the same and make many clients drop what
         they have received but not read; it is only for answers of which the closing is the end.
         """
-        transport = self._transport
-        if transport is None:
-            return  # the server closes an answer that was not completed
+        connection = self._connection
         for _ in range(int(DRAIN_S / DRAIN_STEP_S)):
-            if transport.get_write_buffer_size() == 0 or self._is_gone:
+            if connection.unsent_bytes == 0 or self._is_gone:
                 break
             await asyncio.sleep(DRAIN_STEP_S)
-        if transport.get_write_buffer_size() == 0 and scope["http_version"] != "1.0":
-            self._is_gone = True
-            transport.close()
-            return
-        raw = transport.get_extra_info("socket")
-        with contextlib.suppress(OSError, AttributeError):
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.abort()
+        self._is_gone = True
+        if connection.unsent_bytes == 0 and scope["http_version"] != "1.0":
+            connection.close()
+        else:
+            connection.reset()
 
 
 class NothingFollows(EventStream):
     """The answer 204 of such a handler: a client that reconnects by itself stops."""
 
+    status_code = 204
+
     def __init__(self) -> None:
-        EventSourceResponse.__init__(self, _Nothing(), status_code=204)
+        self.init_headers({})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send(_body(b"", is_last=True))
 
 
-class _Nothing:
-    """The content that the base class asks for; `__call__` never reads it."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        raise StopAsyncIteration
-
-
 def _body(data: bytes, *, is_last: bool = False) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": not is_last}
-
-
-def _transport_of(receive: Receive) -> asyncio.Transport | None:
-    """The connection under uvicorn's `receive`, which is the only way to end a socket that does not drain."""
-    return cast("asyncio.Transport | None", getattr(getattr(receive, "__self__", None), "transport", None))
