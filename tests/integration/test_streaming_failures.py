@@ -17,7 +17,7 @@ from app.streaming.limits import StreamLimits
 from app.streaming.publisher import Publisher
 from app.streaming.signals import Signals
 from providers.ids import new_id
-from tests.support.sse_client import SseEvent, connect_sse, open_sse
+from tests.support.sse_client import SseEvent, open_sse
 from tests.support.streaming import (
     Gate,
     OwnRedis,
@@ -87,7 +87,7 @@ async def test_an_event_between_any_read_and_what_follows_it_is_received_exactly
                 await gate()
 
         setattr(gated, where, stop_at_nth)
-        opening = asyncio.create_task(connect_sse(api.port, api.path(log, query="after=0")))
+        opening = asyncio.create_task(api.connect(api.path(log, query="after=0")))
         await gate.reached.wait()
         logged = await log.say("two")
         if is_published:
@@ -112,7 +112,7 @@ async def test_the_last_event_of_a_run_between_reading_and_following_ends_the_st
         run = await log.open_run()
         gate = Gate()
         gated.after = gate
-        opening = asyncio.create_task(connect_sse(api.port, api.path(log, query="until=idle")))
+        opening = asyncio.create_task(api.connect(api.path(log, query="until=idle")))
         await gate.reached.wait()
         await log.finish(run)
         gate.opened.set()
@@ -173,7 +173,7 @@ async def test_a_second_reader_that_comes_while_the_first_catches_up_gets_everyt
             await api.publisher.announce(log.session_id, await log.say("three"))  # a jump: it must be filled
             await gate.reached.wait()
             await api.publisher.announce(log.session_id, await log.say("four"))  # parked
-            opening = asyncio.create_task(connect_sse(api.port, api.path(log, query="after=0")))
+            opening = asyncio.create_task(api.connect(api.path(log, query="after=0")))
             gate.opened.set()
             second = await opening
             assert seqs(await first.take(3)) == [2, 3, 4]

@@ -10,7 +10,7 @@ from app.streaming.publisher import Publisher
 from db.errors import NotFound
 from db.log import PAGE_EVENTS, events_after, heads, list_events
 from providers.ids import new_id
-from tests.support.sse_client import SseEvent, connect_sse, open_sse
+from tests.support.sse_client import SseEvent, open_sse
 from tests.support.streaming import Log, eventually, new_log, open_database, replica
 
 
@@ -306,7 +306,7 @@ async def test_another_tenants_session_is_not_found(database_url: str, redis_url
 async def test_a_stream_ends_when_its_session_is_deleted(database_url: str, redis_url: str) -> None:
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
-        stream = await connect_sse(api.port, api.path(log))
+        stream = await api.connect(api.path(log))
         await eventually(lambda: api.hub.open_streams == 1)
         async with database.transaction() as tx:
             await tx.execute("DELETE FROM sessions")

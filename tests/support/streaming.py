@@ -26,6 +26,7 @@ from db.engine import Database, Transaction
 from db.ids import public, to_uuid
 from providers.ids import new_id
 from providers.types import TextBlock
+from tests.support.sse_client import SseStream, connect_sse
 
 PATIENCE_S = 20.0
 ALL_KINDS: frozenset[DeltaKind] = frozenset(get_args(DeltaKind))
@@ -189,6 +190,13 @@ class Replica:
     port: int
     server: uvicorn.Server
     publisher: Publisher
+    clients: AsyncExitStack
+
+    async def connect(self, path: str, **options: Any) -> SseStream:
+        """`connect_sse` to this process. Cut, if it is still open, when the test ends in whatever way."""
+        stream = await connect_sse(self.port, path, **options)
+        self.clients.callback(stream.cut)
+        return stream
 
     def path(self, log: Log, *, query: str = "") -> str:
         return f"/{log.session_id}" + (f"?{query}" if query else "")
@@ -230,7 +238,8 @@ async def replica(
         await hub.start()
         port, server = await stack.enter_async_context(serving(streaming_app(hub)))
         stack.push_async_callback(hub.close)
-        yield Replica(hub=hub, port=port, server=server, publisher=publisher)
+        clients = await stack.enter_async_context(AsyncExitStack())
+        yield Replica(hub=hub, port=port, server=server, publisher=publisher, clients=clients)
 
 
 @asynccontextmanager
