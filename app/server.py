@@ -8,16 +8,24 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 
+from app.http_connections import (
+    BoundedConnection,
+    RequestLimits,
+    affordable_connections,
+    notice_dead_peers,
+)
 from app.settings import Settings
 
 BIND_S = 1.0  # a process that was just killed gives its port back when the kernel has cleaned up
-BACKLOG = 2048
+BACKLOG = 4096  # connections that may wait for us; the kernel may allow fewer
 KEEP_ALIVE_S = 65  # longer than the idle time-out of common load balancers, so that they close first
-MAX_HEADER_BYTES = 64 << 10
+TICKS_PER_S = 10  # of uvicorn's main loop
 
 
 class PortUnavailable(Exception):
@@ -66,6 +74,13 @@ class ApiServer(uvicorn.Server):
         super().__init__(config)
         self._begin_closing = begin_closing
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS_PER_S == 0:
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                cast("BoundedConnection", connection).check(now)
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._begin_closing()
         await super().shutdown(sockets)
@@ -74,6 +89,11 @@ class ApiServer(uvicorn.Server):
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
+
+
+def bounded_by(limits: RequestLimits) -> Any:
+    """What uvicorn makes connections with."""
+    return partial(BoundedConnection, limits=limits)
 
 
 def run_api(settings: Settings, *, listen_fd: int | None = None) -> int:
@@ -91,11 +111,14 @@ def run_api(settings: Settings, *, listen_fd: int | None = None) -> int:
         sys.stdout.flush()
     else:
         listener = socket.socket(fileno=listen_fd)
+    notice_dead_peers(listener)
     app = create_app(settings)
+    connections = affordable_connections(settings.api_connections)
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=bounded_by(RequestLimits(connections=connections)),
+        limit_concurrency=connections,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -104,7 +127,6 @@ def run_api(settings: Settings, *, listen_fd: int | None = None) -> int:
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.api_shutdown_s)),
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     server = ApiServer(config, begin_closing=app.begin_closing)
     with contextlib.closing(listener):

@@ -85,6 +85,10 @@ class Settings(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1 << 10, le=1 << 30, description="Largest request body; larger ones are refused with 413."),
     ] = 32 << 20
+    api_connections: Annotated[
+        int,
+        Meta(ge=16, le=1_000_000, description="Connections, each stream one, that one API process takes."),
+    ] = 10_000
     api_shutdown_s: Annotated[
         float, Meta(gt=0, le=60, description="Time that open requests have to end after SIGTERM.")
     ] = 5.0
