@@ -54,10 +54,10 @@ __all__ = [
 
 
 class PromptInput(Struct, frozen=True, kw_only=True, tag="user.message"):
-    """User input. Prompts admitted together are one batch."""
+    """User input. Prompts admitted together are one batch. `delivery` None: the client named none."""
 
     content: tuple[UserContent, ...]
-    delivery: Delivery = "queue"
+    delivery: Delivery | None = None
 
 
 class InterruptInput(Struct, frozen=True, kw_only=True, tag="user.interrupt"):
@@ -170,6 +170,7 @@ async def _admit_prompt(
     api_key_id: str | None,
     admission: Admission,
 ) -> None:
+    delivery = prompt.delivery or "queue"
     run_id = await _run_for_batch(tx, locked, batch_id) if admission.answered else None
     key_id = None if api_key_id is None else to_uuid(api_key_id)
     run = None
@@ -178,13 +179,13 @@ async def _admit_prompt(
         run = NewRun(id=run_id, api_key_id=key_id)
     draft = draft_of_session(locked, run_id=run_id)
     event = draft.event(
-        UserMessage, content=prompt.content, delivery=prompt.delivery, batch_id=batch_id, processed=False
+        UserMessage, content=prompt.content, delivery=delivery, batch_id=batch_id, processed=False
     )
     stored = NewPrompt(
         id=event.id,
         batch_id=batch_id,
         content=prompt.content,
-        delivery=prompt.delivery,
+        delivery=delivery,
         api_key_id=key_id,
         run_id=run_id,
     )

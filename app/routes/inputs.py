@@ -67,8 +67,9 @@ class UserMessageParam(
 
     content: Content
     delivery: Annotated[
-        Delivery, Meta(description="What it does to a busy session. Only `queue` is available yet.")
-    ] = "queue"
+        Delivery | None,
+        Meta(description="What it does to a busy session; null: `queue`. Only `queue` is available yet."),
+    ] = None
     model: Annotated[Any, _LATER] = UNSET
     think_effort: Annotated[Any, _LATER] = UNSET
     tools: Annotated[Any, _LATER] = UNSET
@@ -172,7 +173,7 @@ def _input(event: EventParam, field: str) -> Input:
 
 
 def _prompt(event: UserMessageParam, field: str) -> PromptInput:
-    if event.delivery != "queue":
+    if event.delivery not in (None, "queue"):
         raise NotAvailable(
             f"The delivery `{event.delivery}` is not available; use `queue`.", field=f"{field}.delivery"
         )
@@ -182,7 +183,8 @@ def _prompt(event: UserMessageParam, field: str) -> PromptInput:
                 f"Overriding `{name}` for one run is not available; set it on the agent or the session.",
                 field=f"{field}.{name}",
             )
-    return PromptInput(content=to_prompt(event.content, field=f"{field}.content"))
+    content = to_prompt(event.content, field=f"{field}.content")
+    return PromptInput(content=content, delivery=event.delivery)
 
 
 def to_prompt(content: Sequence[ContentParam], *, field: str) -> tuple[UserContent, ...]:
