@@ -8,6 +8,7 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agents.config import QueueModes
 from agents.drafts import Draft
 from agents.events import (
     AgentToolResult,
@@ -25,6 +26,7 @@ from agents.events import (
     StopReason,
     TokenUsage,
 )
+from agents.pending import next_batch
 from agents.types import (
     CloseRun,
     NextRun,
@@ -49,7 +51,7 @@ class OpenWork(Struct, frozen=True, kw_only=True):
 
     `turn` is the number of finished requests, None for none. `open_request` is the id of a ledger entry
     without an end. `calls`: those of the last assistant message, when the transcript lacks their results.
-    `batch`: the run's own prompts not applied; `pending`: nobody's.
+    `batch`: the run's own prompts not applied; `pending`: nobody's; `modes`: how many of these go together.
     """
 
     session_id: str
@@ -60,6 +62,7 @@ class OpenWork(Struct, frozen=True, kw_only=True):
     calls: tuple[ToolCall, ...] = ()
     batch: tuple[PendingPrompt, ...] = ()
     pending: tuple[PendingPrompt, ...] = ()
+    modes: QueueModes = QueueModes()
 
 
 def draft_of(work: OpenWork, now: datetime) -> Draft:
@@ -89,7 +92,7 @@ def close(draft: Draft, work: OpenWork, stop_reason: StopReason) -> None:
         draft.withdraw_prompt(prompt.id)
         draft.event(PromptWithdrawn, prompt_id=prompt.id, reason="run_cancelled")
     draft.event(StatusIdle, stop_reason=stop_reason)
-    draft.ending = CloseRun(stop_reason=stop_reason, next_run=next_run(work.pending))
+    draft.ending = CloseRun(stop_reason=stop_reason, next_run=next_run(work.pending, work.modes))
 
 
 def requeue_step(work: OpenWork, now: datetime, *, takeover: bool) -> Step:
@@ -102,13 +105,10 @@ def requeue_step(work: OpenWork, now: datetime, *, takeover: bool) -> Step:
     return draft.build()
 
 
-def next_run(pending: tuple[PendingPrompt, ...]) -> NextRun | None:
-    """The run that follows, with the oldest batch; None when nothing is pending."""
-    if not pending:
-        return None
-    batch_id = pending[0].batch_id
-    prompt_ids = tuple(prompt.id for prompt in pending if prompt.batch_id == batch_id)
-    return NextRun(id=new_id("run"), prompt_ids=prompt_ids)
+def next_run(pending: tuple[PendingPrompt, ...], modes: QueueModes) -> NextRun | None:
+    """The run that follows; None when nothing is pending."""
+    batch = next_batch(pending, modes)
+    return NextRun(id=new_id("run"), prompt_ids=tuple(prompt.id for prompt in batch)) if batch else None
 
 
 def abandon_request(draft: Draft, request_id: str) -> None:

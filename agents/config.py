@@ -34,13 +34,27 @@ class ClientTool(Struct, frozen=True, kw_only=True, tag="custom", tag_field="typ
 
 
 AgentTool = BuiltinTool | ClientTool
+QueueMode = Literal["one_at_a_time", "all"]
+
+
+class QueueModes(Struct, frozen=True, kw_only=True):
+    """How many pending batches are taken up together, of steering prompts and of those that follow up."""
+
+    steering: QueueMode = "one_at_a_time"
+    follow_up: QueueMode = "one_at_a_time"
+
+    def of(self, delivery: str) -> QueueMode:
+        """The mode for a `delivery`. Interrupting prompts come one at a time, as they are meant."""
+        modes: dict[str, QueueMode] = {"steer": self.steering, "queue": self.follow_up}
+        return modes.get(delivery, "one_at_a_time")
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True):
     """One version of an agent.
 
     `max_turns` bounds the model requests of one run; `time_limit_s` bounds a run's working time.
-    `tool_execution` `sequential` runs the calls of a turn one after the other.
+    `tool_execution` `sequential` runs the calls of a turn one after the other. The queue modes say whether
+    pending prompts are taken up `one_at_a_time` (with those of the same POST) or `all` together.
     """
 
     name: Name
@@ -53,4 +67,10 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     time_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
     max_output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     tool_execution: Literal["parallel", "sequential"] = "parallel"
+    steering_mode: QueueMode = "one_at_a_time"
+    follow_up_mode: QueueMode = "one_at_a_time"
     extra_body: JsonObject = {}
+
+    @property
+    def queue_modes(self) -> QueueModes:
+        return QueueModes(steering=self.steering_mode, follow_up=self.follow_up_mode)

@@ -74,6 +74,11 @@ class Draft:
         return stored
 
     @property
+    def is_empty(self) -> bool:
+        """True when there is nothing to store."""
+        return self.build() == Step()
+
+    @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The new states so far."""
         return tuple(self._calls.values())

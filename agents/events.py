@@ -16,6 +16,11 @@ from providers.types import ImageBlock, JsonObject, TextBlock
 
 UserContent = TextBlock | ImageBlock
 Delivery = Literal["queue", "steer", "interrupt", "reject"]
+"""What a prompt does to a busy session: it waits for its own run, is taken up by the run in progress, stops
+that run and takes its place, or is refused."""
+
+CancelMode = Literal["now", "after_turn"]
+"""now: at once. after_turn: when the model request in progress and its tool calls are finished."""
 
 Outcome = Literal["ok", "error", "denied", "cancelled", "skipped", "unknown"]
 """How a call ended. `unknown`: its worker died in the middle, so it may or may not have had effects."""
@@ -77,9 +82,9 @@ class UserMessage(Event, frozen=True, kw_only=True, tag="user.message"):
 
 
 class UserInterrupt(Event, frozen=True, kw_only=True, tag="user.interrupt"):
-    """A client asked to stop the run."""
+    """A client asked to stop the run: at once, or when the turn in progress is finished."""
 
-    mode: Literal["now", "after_turn"] = "now"
+    mode: CancelMode = "now"
     reason: str | None = None
 
 
@@ -132,6 +137,16 @@ class StatusRescheduled(Event, frozen=True, kw_only=True, tag="session.status_re
 
 class StatusTerminated(Event, frozen=True, kw_only=True, tag="session.status_terminated"):
     """The session was archived and takes no more prompts."""
+
+
+class SessionRolledBack(Event, frozen=True, kw_only=True, tag="session.rolled_back"):
+    """The last run was taken back: the model no longer sees the messages from `from_position` on.
+
+    `rolled_back_run_id` is that run; its events and its usage stay as they are.
+    """
+
+    rolled_back_run_id: str
+    from_position: int
 
 
 class SessionUpdated(Event, frozen=True, kw_only=True, tag="session.updated"):
@@ -277,6 +292,7 @@ AnyEvent = (
     | StatusIdle
     | StatusRescheduled
     | StatusTerminated
+    | SessionRolledBack
     | SessionUpdated
     | SessionError
     | RequestStart

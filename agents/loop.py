@@ -56,8 +56,10 @@ async def _take_turn(progress: Progress, requests: ModelRequests, calls: ToolCal
     """One decision: settle the open calls, ask the model, or close."""
     if progress.calls:
         await calls.settle()
+    elif progress.stops_after_turn:
+        await progress.close_stopped()
     elif not progress.expects_answer:
-        await progress.close(StopReason(type="end_turn"))
+        await progress.end_turn()
     elif progress.turns >= progress.agent.max_turns:
         text = f"The run made {progress.turns} model requests, its limit."
         await progress.close(StopReason(type="max_turns", message=text))

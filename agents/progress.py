@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from agents.closing import OpenWork, add_session_error, append_results, close
 from agents.drafts import Draft
 from agents.errors import InboxChanged, Stopped
 from agents.events import StatusRunning, StopReason
+from agents.pending import steering
 from agents.stop_watch import StopWatch
 from agents.types import (
     Clock,
     CloseRun,
     Inbox,
+    PendingPrompt,
     Sink,
     Snapshot,
     Step,
@@ -65,17 +69,30 @@ class Progress:
         await self.sink.commit(step)
         self._advance(step)
 
-    async def decide(self, write: Write, *, turn: int | None = None) -> None:
+    async def decide(self, write: Write, *, turn: int | None = None, begins_turn: bool = False) -> None:
         """Stores a step that was decided on the inbox; decides again as long as something has come in.
 
-        Raises: HoldLost; Stopped when the run was cancelled or its time is over, with nothing written.
+        Raises: HoldLost; Stopped when the run was cancelled or its time is over, with nothing written. A
+        cancel `after_turn` stops only what `begins_turn`.
         """
-        while not self._must_stop():
+        while not (self._must_stop() or (begins_turn and self.stops_after_turn)):
             draft = self._written(write, turn)
             self._append_finished(draft)
             if await self._is_stored(draft):
                 return
         raise Stopped
+
+    async def end_turn(self, write: Write = nothing, *, turn: int | None = None) -> None:
+        """Closes the run as finished, after what `write` adds; goes on instead when steering has come in.
+
+        Raises: HoldLost.
+        """
+        while True:
+            draft = self._written(write, turn)
+            if not self._goes_on():
+                close(draft, self._work(draft), StopReason(type="end_turn"))
+            if draft.is_empty or await self._is_stored(draft):
+                return
 
     async def close(self, stop: StopReason, write: Write = nothing, *, turn: int | None = None) -> None:
         """Closes the run, after what `write` adds, whatever has come in. Raises: HoldLost."""
@@ -111,14 +128,32 @@ class Progress:
     @property
     def expects_answer(self) -> bool:
         """True when the model has something to answer: new prompts, or a transcript that ends on its turn."""
-        return bool(self.batch) or (bool(self.messages) and self.messages[-1].role in {"user", "tool"})
+        if self.batch or self._goes_on():
+            return True
+        return bool(self.messages) and self.messages[-1].role in {"user", "tool"}
+
+    @property
+    def stops_after_turn(self) -> bool:
+        """True when no further turn is to begin: somebody asked to stop the run."""
+        return self._view.cancel is not None
+
+    @property
+    def arrivals(self) -> tuple[PendingPrompt, ...]:
+        """What the next request takes up: the run's own prompts, then steering."""
+        return (*self.batch, *steering(self._view.pending, self.agent.queue_modes))
 
     def calls_after(self, draft: Draft) -> tuple[ToolCall, ...]:
         """The calls as they are once `draft` is stored, in source order."""
         return _changed(self.calls, draft.calls)
 
     def _must_stop(self) -> bool:
-        return self._stop.has_stopped() or self._view.cancel is not None
+        cancel = self._view.cancel
+        return self._stop.has_stopped() or (cancel is not None and cancel.mode == "now")
+
+    def _goes_on(self) -> bool:
+        """True when steering waits that this run is to take up."""
+        is_steered = any(prompt.delivery == "steer" for prompt in self._view.pending)
+        return is_steered and not self.stops_after_turn
 
     def _written(self, write: Write, turn: int | None) -> Draft:
         draft = Draft(
@@ -162,6 +197,7 @@ class Progress:
             calls=self.calls_after(draft),
             batch=self.batch,
             pending=self._view.pending,
+            modes=self.agent.queue_modes,
         )
 
     def _advance(self, step: Step) -> None:
@@ -170,12 +206,18 @@ class Progress:
         self.calls = _changed(self.calls, step.calls)
         if any(stored.message.role == "tool" for stored in step.messages):
             self.calls = ()
-        self.batch = tuple(prompt for prompt in self.batch if prompt.id not in step.applied)
+        if step.applied:
+            self.batch = _without(self.batch, step.applied)
+            self._view = replace(self._view, pending=_without(self._view.pending, step.applied))
         if step.turns is not None:
             self.turns = step.turns
         if any(isinstance(event, StatusRunning) for event in step.events):
             self._is_announced = True
         self.has_left = isinstance(step.ending, CloseRun | WaitForClient)
+
+
+def _without(prompts: tuple[PendingPrompt, ...], ids: tuple[str, ...]) -> tuple[PendingPrompt, ...]:
+    return tuple(prompt for prompt in prompts if prompt.id not in ids)
 
 
 def _changed(calls: tuple[ToolCall, ...], changes: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:

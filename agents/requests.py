@@ -122,19 +122,20 @@ class ModelRequests:
 
         def write(draft: Draft) -> None:
             self._progress.announce(draft)
-            self._apply_batch(draft)
+            self._take_up(draft)
             exchange.open(draft)
 
-        await self._progress.decide(write, turn=turn)
+        # A retry belongs to the turn that is in progress.
+        await self._progress.decide(write, turn=turn, begins_turn=attempt == 1)
         return exchange
 
-    def _apply_batch(self, draft: Draft) -> None:
-        batch = self._progress.batch
-        if batch:
-            prompt_ids = tuple(prompt.id for prompt in batch)
+    def _take_up(self, draft: Draft) -> None:
+        prompts = self._progress.arrivals
+        if prompts:
+            prompt_ids = tuple(prompt.id for prompt in prompts)
             draft.apply_prompts(prompt_ids)
             draft.event(PromptApplied, prompt_ids=prompt_ids)
-            for prompt in batch:
+            for prompt in prompts:
                 draft.message(Message(role="user", blocks=prompt.content))
 
     async def _stream(self, exchange: Exchange) -> None:
@@ -275,8 +276,10 @@ class ModelRequests:
             text = "The conversation is longer than the model can take."
             await self._progress.fail("context_too_long", text, write, turn=exchange.turn)
             return
-        stop = StopReason(type="refusal" if is_refused else "end_turn")
-        await self._progress.close(stop, write, turn=exchange.turn)
+        if is_refused:
+            await self._progress.close(StopReason(type="refusal"), write, turn=exchange.turn)
+        else:
+            await self._progress.end_turn(write, turn=exchange.turn)
 
     def _leads_nowhere(self, calls: tuple[ToolCall, ...]) -> str | None:
         """Why it is no use to go on: the model keeps asking for calls that cannot be made. None: go on.

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from agents.config import AgentConfig
-from agents.events import Delivery, Event, Outcome, StopReason, UserContent
+from agents.events import CancelMode, Delivery, Event, Outcome, StopReason, UserContent
 from providers.types import JsonObject, Message, Usage
 from tools.types import ToolResult
 
@@ -60,9 +60,10 @@ class PendingPrompt(Struct, frozen=True, kw_only=True):
 
 
 class CancelRequest(Struct, frozen=True, kw_only=True):
-    """Somebody asked to stop the run. `reason` is theirs."""
+    """Somebody asked to stop the run: `now`, or when the turn in progress is finished. `reason` is theirs."""
 
     requested_at: datetime
+    mode: CancelMode = "now"
     reason: str | None = None
 
 
@@ -154,7 +155,8 @@ class RequeueRun(Struct, frozen=True, kw_only=True):
 class Step(Struct, frozen=True, kw_only=True):
     """One commit: all of it or nothing.
 
-    `turns` is the run's new count of finished requests. `withdrawn` are prompts that will not run.
+    `turns` is the run's new count of finished requests. `applied` are prompts that the transcript holds from
+    here on, `withdrawn` those that will not run.
     """
 
     events: tuple[Event, ...] = ()
@@ -218,7 +220,7 @@ class Inbox(Protocol):
         ...
 
     async def cancelled(self) -> None:
-        """Returns when somebody has asked to stop the run."""
+        """Returns when somebody has asked to stop the run now."""
         ...
 
     async def may_start(self) -> bool:

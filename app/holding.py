@@ -106,6 +106,10 @@ class HoldSink:
         raise HoldLost
 
 
+def _stops_now(view: InboxView) -> bool:
+    return view.cancel is not None and view.cancel.mode == "now"
+
+
 class HoldInbox:
     """What comes in for one hold."""
 
@@ -139,7 +143,7 @@ class HoldInbox:
         if incoming.epoch != self._hold.epoch:
             raise HoldLost
         view = incoming.view
-        if view.cancel is not None:
+        if _stops_now(view):
             self._signalled.set()
         return view
 
@@ -155,7 +159,7 @@ class HoldInbox:
                 view = await self.look()
             except HoldLost:
                 return  # whatever it is that this ends, its next step is refused
-            if view.cancel is not None:
+            if _stops_now(view):
                 return
 
     async def may_start(self) -> bool:

@@ -5,7 +5,6 @@ Everything here raises `sessions.inbox_no`, so that a worker that decided before
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 from uuid import UUID
 
 from msgspec import Struct
@@ -13,14 +12,17 @@ from msgspec import Struct
 from agents.closing import close_step
 from agents.drafts import Draft
 from agents.events import (
+    CancelMode,
     Delivery,
     PromptUpdated,
     PromptWithdrawn,
+    SessionRolledBack,
     StopReason,
     UserContent,
     UserInterrupt,
     UserMessage,
 )
+from agents.types import CloseRun
 from db.answers import AnswerInput, admit_answer
 from db.arrivals import (
     Admission,
@@ -49,6 +51,7 @@ __all__ = [
     "append_events",
     "cancel_run",
     "edit_prompt",
+    "roll_back",
     "withdraw_prompt",
 ]
 
@@ -63,19 +66,21 @@ class PromptInput(Struct, frozen=True, kw_only=True, tag="user.message"):
 class InterruptInput(Struct, frozen=True, kw_only=True, tag="user.interrupt"):
     """Stops the open run, if there is one."""
 
-    mode: Literal["now"] = "now"
+    mode: CancelMode = "now"
     reason: str | None = None
 
 
 Input = PromptInput | InterruptInput | AnswerInput
 
+INTERRUPTED = "A prompt took the place of the run."
+
 
 async def admit(
     tx: Transaction, *, session_id: str, inputs: Sequence[Input], api_key_id: str | None
 ) -> Admission:
-    """Stores `inputs` in order, as one batch.
+    """Stores `inputs` in order; prompts among them are one batch and have one delivery.
 
-    Raises: NotFound, Conflict (`session_archived`, `not_waiting`, `already_answered`).
+    Raises: NotFound, Conflict (`session_archived`, `session_busy`, `not_waiting`, `already_answered`).
     """
     admission = Admission(session_id=session_id)
     batch_id = new_id("batch")
@@ -94,7 +99,9 @@ async def admit(
     return admission
 
 
-async def cancel_run(tx: Transaction, *, run_id: str, reason: str | None) -> Admission:
+async def cancel_run(
+    tx: Transaction, *, run_id: str, mode: CancelMode = "now", reason: str | None
+) -> Admission:
     """Cancels one run; a run that is closed stays as it is. Raises: NotFound."""
     run_uuid = parse_id("run", run_id)
     session_uuid = await tx.fetchval(
@@ -108,7 +115,7 @@ async def cancel_run(tx: Transaction, *, run_id: str, reason: str | None) -> Adm
     admission = Admission(session_id=public("sess", session_uuid), run_id=run_id)
     if locked.run_id == run_uuid:
         await raise_inbox(tx, locked)
-        await _cancel(tx, locked, reason, admission)
+        await _cancel(tx, locked, mode, reason, admission)
     return admission
 
 
@@ -119,7 +126,7 @@ async def withdraw_prompt(tx: Transaction, *, session_id: str, prompt_id: str) -
     if run_uuid is not None and await _is_last_of_batch(tx, run_uuid, to_uuid(prompt_id)):
         # The run has nothing else to do: it ends with its prompt.
         await raise_inbox(tx, locked)
-        await _cancel(tx, locked, "its prompt was withdrawn", admission)
+        await _cancel(tx, locked, "now", "its prompt was withdrawn", admission)
         return admission
     await tx.execute(
         "UPDATE prompts SET state = 'withdrawn', updated_at = clock_timestamp() WHERE id = $1",
@@ -148,6 +155,47 @@ async def edit_prompt(
     return admission
 
 
+async def roll_back(tx: Transaction, *, session_id: str) -> Admission:
+    """Takes the last run back that has left anything in the transcript: the model no longer sees it.
+
+    Nothing is deleted, and usage stays counted. Raises: NotFound, Conflict (`session_archived`, `run_open`,
+    `nothing_to_roll_back`).
+    """
+    locked = await lock_session(tx, session_id)
+    if locked.run_id is not None:
+        raise Conflict(
+            "run_open",
+            f"The session has an open run; cancel {public('run', locked.run_id)} first, or wait for its end.",
+        )
+    run_id = await tx.fetchval(
+        """
+        SELECT run_id FROM messages WHERE session_id = $1 AND rolled_back_at IS NULL
+        ORDER BY position DESC LIMIT 1
+        """,
+        locked.id,
+    )
+    if run_id is None:
+        raise Conflict("nothing_to_roll_back", "No run of the session has left anything to take back.")
+    # A run's messages stand together, and they are the last ones that the model sees.
+    positions = await tx.fetch(
+        """
+        UPDATE messages SET rolled_back_at = clock_timestamp()
+        WHERE session_id = $1 AND run_id = $2 AND rolled_back_at IS NULL RETURNING position
+        """,
+        locked.id,
+        run_id,
+    )
+    draft = draft_of_session(locked)
+    draft.event(
+        SessionRolledBack,
+        rolled_back_run_id=public("run", run_id),
+        from_position=min(row["position"] for row in positions),
+    )
+    admission = Admission(session_id=session_id)
+    await append(tx, locked, draft, admission)
+    return admission
+
+
 async def append_events(tx: Transaction, *, session_id: str, write: Callable[[Draft], None]) -> Admission:
     """Adds events about the session itself, such as `session.updated`. Raises: NotFound."""
     locked = await lock_session(tx, session_id, even_archived=True)
@@ -171,7 +219,14 @@ async def _admit_prompt(
     admission: Admission,
 ) -> None:
     delivery = prompt.delivery or "queue"
-    run_id = await _run_for_batch(tx, locked, batch_id) if admission.answered else None
+    is_first = not admission.has_prompts
+    run_id = None if is_first else await _run_for_batch(tx, locked, batch_id)
+    if is_first and locked.run_id is not None and delivery == "reject":
+        raise Conflict(
+            "session_busy",
+            f"The session works on the run {public('run', locked.run_id)}, and the prompt was to be rejected"
+            " in that case. Send it again later, or with another delivery.",
+        )
     key_id = None if api_key_id is None else to_uuid(api_key_id)
     run = None
     if locked.run_id is None:
@@ -191,7 +246,11 @@ async def _admit_prompt(
     )
     await append(tx, locked, draft, admission, run=run, prompt=stored)
     admission.answered.append(admission.events[-1])
+    admission.has_prompts = True
     admission.run_id = admission.run_id or public_or_none("run", run_id)
+    if is_first and locked.run_id is not None and delivery == "interrupt":
+        # Once the prompt stands, so that what closes the run makes the next one of it.
+        await _cancel(tx, await lock_session(tx, admission.session_id), "now", INTERRUPTED, admission)
 
 
 async def _run_for_batch(tx: Transaction, locked: LockedSession, batch_id: str) -> UUID | None:
@@ -212,17 +271,27 @@ async def _admit_interrupt(
     await append(tx, locked, draft, admission)
     admission.answered.append(admission.events[-1])
     if locked.run_id is not None:
-        await _cancel(tx, await lock_session(tx, admission.session_id), interrupt.reason, admission)
+        locked = await lock_session(tx, admission.session_id)
+        await _cancel(tx, locked, interrupt.mode, interrupt.reason, admission)
 
 
-async def _cancel(tx: Transaction, locked: LockedSession, reason: str | None, admission: Admission) -> None:
-    """Running: sets the flag, its worker closes the run. Queued or waiting: closes it here and now."""
+async def _cancel(
+    tx: Transaction, locked: LockedSession, mode: CancelMode, reason: str | None, admission: Admission
+) -> None:
+    """Running: sets the flag, its worker closes the run. Queued or waiting: closes it here and now.
+
+    The turn of a run that waits for the client is in progress: `after_turn` closes it once it is answered.
+    """
     assert locked.run_id is not None
-    if locked.run_state == "running":
-        if locked.cancel_requested_at is None:
+    if locked.run_state == "running" or (locked.run_state == "waiting" and mode == "after_turn"):
+        if locked.cancel_mode in (None, "after_turn") and locked.cancel_mode != mode:
             await tx.execute(
-                "UPDATE runs SET cancel_requested_at = clock_timestamp(), cancel_reason = $2 WHERE id = $1",
+                """
+                UPDATE runs SET cancel_requested_at = clock_timestamp(), cancel_mode = $2, cancel_reason = $3
+                WHERE id = $1
+                """,
                 locked.run_id,
+                mode,
                 reason,
             )
         admission.signal_cancel = True
@@ -234,7 +303,12 @@ async def _cancel(tx: Transaction, locked: LockedSession, reason: str | None, ad
     events = await store_step(tx, fence, step)
     assert events is not None, "the session row is locked"
     admission.events.extend(events)
-    admission.wake = admission.wake or bool(work.pending)
+    assert isinstance(step.ending, CloseRun)
+    following = step.ending.next_run
+    if following is not None:
+        admission.wake = True
+        if any(event.id in following.prompt_ids for event in admission.answered):
+            admission.run_id = following.id
 
 
 # -- shared ---------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Admission:
     `events`: to be published, in order. `answered`: the stored event of each input, in order; the event of an
     answer that had been given before is the earlier one and not in `events`. `run_id`: the run that the
     first prompt is bound to, None while it waits behind another. `wake`: a run was queued. `signal_cancel`:
-    a worker is to be told.
+    a worker is to be told. `has_prompts`: a prompt is among what was stored.
     """
 
     session_id: str
@@ -31,6 +31,7 @@ class Admission:
     run_id: str | None = None
     wake: bool = False
     signal_cancel: bool = False
+    has_prompts: bool = False
 
 
 async def lock_session(tx: Transaction, session_id: str, *, even_archived: bool = False) -> LockedSession:

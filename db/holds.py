@@ -63,7 +63,7 @@ async def renew_lease(
     )
     rows = await tx.fetch(
         """
-        SELECT runs.id, session_id, epoch, cancel_requested_at IS NOT NULL AS is_cancelled
+        SELECT runs.id, session_id, epoch, coalesce(cancel_mode = 'now', false) AS is_cancelled
         FROM runs JOIN sessions ON sessions.id = session_id WHERE worker_id = $1 AND state = 'running'
         """,
         worker,

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from agents.events import Outcome, StopReason
+from agents.events import CancelMode, Outcome, StopReason
 from db.engine import Record, Transaction
 from db.errors import NotFound
 from db.ids import parse_id, public, public_or_none, to_uuid
@@ -37,6 +37,7 @@ class Run(Struct, frozen=True, kw_only=True):
     turns: int
     after_seq: int
     cancel_requested_at: datetime | None
+    cancel_mode: CancelMode | None
     queued_at: datetime
     started_at: datetime | None
     closed_at: datetime | None
@@ -232,6 +233,7 @@ def _run(row: Record) -> Run:
         turns=row["turns"],
         after_seq=row["after_seq"],
         cancel_requested_at=row["cancel_requested_at"],
+        cancel_mode=row["cancel_mode"],
         queued_at=row["queued_at"],
         started_at=row["started_at"],
         closed_at=row["closed_at"],

@@ -39,7 +39,7 @@ async def store_step(tx: Transaction, fence: Fence, step: Step) -> tuple[LoggedE
     add_events(parts, step.events, logged)
     _add_messages(parts, fence, step)
     _add_calls(parts, fence, step)
-    _add_prompts(parts, step)
+    _add_prompts(parts, fence, step)
     _add_ledger(parts, fence, step)
     _add_run(parts, fence, step)
     last_seq = await tx.fetchval(parts.statement("SELECT last_seq FROM fence"), *parts.values)
@@ -193,16 +193,18 @@ def _add_calls(parts: Parts, fence: Fence, step: Step) -> None:
     )
 
 
-def _add_prompts(parts: Parts, step: Step) -> None:
+def _add_prompts(parts: Parts, fence: Fence, step: Step) -> None:
     for state, prompt_ids in (("applied", step.applied), ("withdrawn", step.withdrawn)):
         if prompt_ids:
+            # Steering is bound to a run by being taken up.
             parts.add(
                 f"{state}_prompts",
                 """
-                UPDATE prompts SET state = {}, updated_at = clock_timestamp()
+                UPDATE prompts SET state = {}, run_id = {}, updated_at = clock_timestamp()
                 FROM fence WHERE id = ANY({}::uuid[])
                 """,
                 state,
+                to_uuid(fence.run_id),
                 [to_uuid(prompt_id) for prompt_id in prompt_ids],
             )
 

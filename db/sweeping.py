@@ -50,7 +50,7 @@ async def stale_sessions(tx: Transaction, *, worker_id: str, lease_s: float = LE
         SELECT session_id FROM runs LEFT JOIN workers ON workers.id = runs.worker_id
         WHERE state = 'running' AND (
             workers.id IS NULL OR workers.lease_until < clock_timestamp()
-            OR cancel_requested_at < clock_timestamp() - make_interval(secs => $1)
+            OR (cancel_mode = 'now' AND cancel_requested_at < clock_timestamp() - make_interval(secs => $1))
         )
         AND EXISTS (
             SELECT FROM workers me WHERE me.id = $3 AND me.lease_until > clock_timestamp()
@@ -72,7 +72,7 @@ async def sweep_session(tx: Transaction, session_id: UUID) -> Swept | None:
     if locked is None or locked.run_state != "running":
         return None
     is_lost = not await _has_lease(tx, locked.run_worker_id)
-    is_overdue = locked.cancel_requested_at is not None and await _is_overdue(tx, locked)
+    is_overdue = locked.cancel_mode == "now" and await _is_overdue(tx, locked)
     if not is_lost and not is_overdue:
         return None
     work = await load_work(tx, locked)
@@ -125,7 +125,7 @@ async def forget_workers(tx: Transaction) -> None:
 
 
 def _decide(locked: LockedSession, work: OpenWork, *, takeover: bool) -> Step:
-    if locked.cancel_requested_at is not None:
+    if locked.cancel_mode == "now":
         return _forced_close(work, locked, StopReason(type="cancelled", message=locked.cancel_reason))
     is_poisoned = takeover and (
         locked.run_takeovers_since_progress + 1 >= MAX_TAKEOVERS_SINCE_PROGRESS

@@ -174,6 +174,7 @@ runs = sa.Table(
     sa.Column("decision", sa.JSON),
     sa.Column("stop_reason", sa.JSON),
     sa.Column("cancel_reason", sa.Text),
+    sa.Column("cancel_mode", sa.Text),
     _moment("cancel_requested_at"),
     _moment("queued_at", nullable=False),
     _moment("started_at"),

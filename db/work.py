@@ -7,10 +7,12 @@ import msgspec
 from msgspec import Struct
 
 from agents.closing import OpenWork
-from agents.events import UserContent
+from agents.config import QueueModes
+from agents.events import CancelMode, UserContent
 from agents.types import CancelRequest, InboxView, PendingPrompt, ToolCall
 from db.engine import Record, Transaction
 from db.ids import public
+from db.sessions import effective_agent
 from tools.types import ToolResult
 
 _content = msgspec.json.Decoder(tuple[UserContent, ...])
@@ -37,6 +39,7 @@ class LockedSession(Struct, frozen=True, kw_only=True):
     run_takeovers_since_progress: int = 0
     run_worker_id: UUID | None = None
     cancel_requested_at: datetime | None = None
+    cancel_mode: CancelMode | None = None
     cancel_reason: str | None = None
 
 
@@ -44,7 +47,8 @@ _RUN_COLUMNS = """
     runs.id AS run_id, runs.state AS run_state, coalesce(runs.turns, 0) AS run_turns,
     coalesce(runs.takeovers, 0) AS run_takeovers,
     coalesce(runs.takeovers_since_progress, 0) AS run_takeovers_since_progress,
-    runs.worker_id AS run_worker_id, runs.cancel_requested_at, runs.cancel_reason, clock_timestamp() AS now
+    runs.worker_id AS run_worker_id, runs.cancel_requested_at, runs.cancel_mode, runs.cancel_reason,
+    clock_timestamp() AS now
 """
 
 # The lock is on the newest version of the session's row, the run is as the statement's snapshot has it. They
@@ -103,7 +107,20 @@ async def load_work(tx: Transaction, locked: LockedSession) -> OpenWork:
         calls=await unsettled_calls(tx, locked.id, locked.last_position),
         batch=tuple(prompt for prompt, run_id in prompts if run_id == locked.run_id),
         pending=tuple(prompt for prompt, run_id in prompts if run_id is None),
+        modes=await _queue_modes(tx, locked.id),
     )
+
+
+async def _queue_modes(tx: Transaction, session_id: UUID) -> QueueModes:
+    row = await tx.fetchrow(
+        """
+        SELECT config, agent_overrides FROM sessions
+        JOIN agent_versions USING (agent_id) WHERE sessions.id = $1 AND version = agent_version
+        """,
+        session_id,
+    )
+    assert row is not None, "the session is locked"
+    return effective_agent(row["config"], row["agent_overrides"]).queue_modes
 
 
 class Incoming(Struct, frozen=True, kw_only=True):
@@ -124,7 +141,7 @@ async def load_inbox(tx: Transaction, session_id: UUID, run_id: UUID) -> Incomin
     """
     row = await tx.fetchrow(
         """
-        SELECT epoch, inbox_no, last_position, cancel_requested_at, cancel_reason
+        SELECT epoch, inbox_no, last_position, cancel_requested_at, cancel_mode, cancel_reason
         FROM sessions LEFT JOIN runs ON runs.id = $2 WHERE sessions.id = $1
         """,
         session_id,
@@ -134,7 +151,9 @@ async def load_inbox(tx: Transaction, session_id: UUID, run_id: UUID) -> Incomin
         return Incoming(epoch=-1, view=InboxView(inbox_no=-1))
     cancel = None
     if row["cancel_requested_at"] is not None:
-        cancel = CancelRequest(requested_at=row["cancel_requested_at"], reason=row["cancel_reason"])
+        cancel = CancelRequest(
+            requested_at=row["cancel_requested_at"], mode=row["cancel_mode"], reason=row["cancel_reason"]
+        )
     prompts = await _pending(tx, session_id)
     view = InboxView(
         inbox_no=row["inbox_no"],

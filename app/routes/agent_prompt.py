@@ -8,7 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from msgspec import Meta, Struct
 
-from agents.events import StopReason
+from agents.events import Delivery, StopReason
 from agents.types import DeltaKind
 from app.auth import Principal
 from app.errors import InvalidField
@@ -19,6 +19,7 @@ from app.routes.admissions import announce
 from app.routes.agents import Metadata
 from app.routes.events import NOTHING_LEFT, RUN_HEADER, SESSION_HEADER
 from app.routes.inputs import (
+    DELIVERY,
     Content,
     TextParam,
     model_of_agent,
@@ -57,6 +58,7 @@ class AgentPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     prompt: Annotated[str, Meta(min_length=1)] | Content
     session_id: str | None = None
+    delivery: Annotated[Delivery | None, DELIVERY] = None
     stream: bool = False
     event_deltas: Annotated[tuple[DeltaKind, ...], Meta(max_length=16)] | None = None
     wait_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 60.0
@@ -132,7 +134,7 @@ async def _admit(
 ) -> JsonObject:
     """Ids of the session and the prompt, and the prompt's place in the log."""
     content = (TextParam(text=data.prompt),) if isinstance(data.prompt, str) else data.prompt
-    inputs = (PromptInput(content=to_prompt(content, field="prompt")),)
+    inputs = (PromptInput(content=to_prompt(content, field="prompt"), delivery=data.delivery),)
     if data.session_id is None:
         find_model = partial(model_of_agent, resources, principal, agent_id)
     else:

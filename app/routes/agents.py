@@ -10,7 +10,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from agents.config import AgentConfig, AgentTool, ModelChoice, Name
+from agents.config import AgentConfig, AgentTool, ModelChoice, Name, QueueMode
 from app.auth import Principal
 from app.errors import InvalidField
 from app.http_json import ApiRequest, invalid_field
@@ -63,6 +63,8 @@ class AgentCreate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     time_limit_s: TimeLimit | None = None
     max_output_tokens: MaxOutput | None = None
     tool_execution: Execution | None = None
+    steering_mode: QueueMode | None = None
+    follow_up_mode: QueueMode | None = None
     extra_body: JsonObject | None = None
     skills: Unsupported = None
     mcp_servers: Unsupported = None
@@ -86,6 +88,8 @@ class AgentUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     time_limit_s: TimeLimit | UnsetType | None = UNSET
     max_output_tokens: MaxOutput | UnsetType | None = UNSET
     tool_execution: Execution | UnsetType | None = UNSET
+    steering_mode: QueueMode | UnsetType | None = UNSET
+    follow_up_mode: QueueMode | UnsetType | None = UNSET
     extra_body: JsonObject | UnsetType | None = UNSET
     skills: Unsupported = None
     mcp_servers: Unsupported = None
@@ -135,6 +139,8 @@ class AgentView(Struct, frozen=True, kw_only=True):
     time_limit_s: float
     max_output_tokens: int | None
     tool_execution: Execution
+    steering_mode: QueueMode
+    follow_up_mode: QueueMode
     extra_body: JsonObject
     created_at: datetime
     updated_at: datetime
@@ -167,6 +173,8 @@ def view_agent(agent: Agent) -> AgentView:
         time_limit_s=config.time_limit_s,
         max_output_tokens=config.max_output_tokens,
         tool_execution=config.tool_execution,
+        steering_mode=config.steering_mode,
+        follow_up_mode=config.follow_up_mode,
         extra_body=config.extra_body,
         created_at=agent.created_at,
         updated_at=agent.updated_at,
@@ -320,6 +328,8 @@ def _plain_fields(given: AgentCreate | AgentUpdate) -> dict[str, Any]:
         "time_limit_s",
         "max_output_tokens",
         "tool_execution",
+        "steering_mode",
+        "follow_up_mode",
         "extra_body",
     )
     return {name: value for name in names if (value := getattr(given, name)) is not UNSET}

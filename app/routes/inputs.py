@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct
 
-from agents.events import Delivery, UserContent
+from agents.events import CancelMode, Delivery, UserContent
 from app.auth import Principal
 from app.errors import InvalidField, NotAvailable
 from app.resources import Resources
@@ -60,16 +60,23 @@ Content = Annotated[tuple[ContentParam, ...], Meta(min_length=1, max_length=MAX_
 _LATER = Meta(description="Not available yet: refused with `not_available`.")
 
 
+DELIVERY = Meta(
+    description="What it does to a busy session. Null or `queue`: a run of its own follows. `steer`: the run in"
+    " progress takes it up before its next request. `interrupt`: stops the run and takes its place. `reject`:"
+    " refused with 409 `session_busy`."
+)
+CANCEL_MODE = Meta(
+    description="`now`: at once. `after_turn`: when the model request in progress and its calls are done."
+)
+
+
 class UserMessageParam(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="user.message", tag_field="type"
 ):
-    """A prompt. All prompts of one request are one batch: one run takes them up together."""
+    """A prompt. Those of one request go together: they have one delivery, and one run takes them up."""
 
     content: Content
-    delivery: Annotated[
-        Delivery | None,
-        Meta(description="What it does to a busy session; null: `queue`. Only `queue` is available yet."),
-    ] = None
+    delivery: Annotated[Delivery | None, DELIVERY] = None
     model: Annotated[Any, _LATER] = UNSET
     think_effort: Annotated[Any, _LATER] = UNSET
     tools: Annotated[Any, _LATER] = UNSET
@@ -82,9 +89,9 @@ class UserMessageParam(
 class UserInterruptParam(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="user.interrupt", tag_field="type"
 ):
-    """Stops the open run at once; what it has is kept. Prompts that wait behind it stay."""
+    """Stops the open run; what it has is kept. Prompts that wait behind it stay."""
 
-    mode: Annotated[Literal["now", "after_turn"], Meta(description="Only `now` is available yet.")] = "now"
+    mode: Annotated[CancelMode, CANCEL_MODE] = "now"
     reason: Annotated[str, Meta(max_length=1000)] | None = None
     session_thread_id: Annotated[Any, _LATER] = UNSET
 
@@ -145,7 +152,15 @@ def to_inputs(events: Sequence[EventParam], *, field: str = "events") -> tuple[I
 
     Raises: NotAvailable, InvalidField.
     """
-    return tuple(_input(event, f"{field}[{index}]") for index, event in enumerate(events))
+    inputs = tuple(_input(event, f"{field}[{index}]") for index, event in enumerate(events))
+    deliveries = [item.delivery for item in inputs if isinstance(item, PromptInput)]
+    for index, event in enumerate(events):
+        if isinstance(event, UserMessageParam) and event.delivery != deliveries[0]:
+            name = f"{field}[{index}].delivery"
+            raise InvalidField(
+                f"{name}: prompts of one request go together and need one delivery.", field=name
+            )
+    return inputs
 
 
 def _input(event: EventParam, field: str) -> Input:
@@ -153,13 +168,9 @@ def _input(event: EventParam, field: str) -> Input:
         case UserMessageParam():
             return _prompt(event, field)
         case UserInterruptParam():
-            if event.mode != "now":
-                raise NotAvailable(
-                    "Interrupting after the turn is not available; use `now`.", field=f"{field}.mode"
-                )
             if event.session_thread_id not in (UNSET, None):
                 raise NotAvailable("There are no session threads.", field=f"{field}.session_thread_id")
-            return InterruptInput(reason=event.reason)
+            return InterruptInput(mode=event.mode, reason=event.reason)
         case UserCustomToolResultParam():
             return AnswerInput(
                 custom_tool_use_id=event.custom_tool_use_id,
@@ -173,18 +184,13 @@ def _input(event: EventParam, field: str) -> Input:
 
 
 def _prompt(event: UserMessageParam, field: str) -> PromptInput:
-    if event.delivery not in (None, "queue"):
-        raise NotAvailable(
-            f"The delivery `{event.delivery}` is not available; use `queue`.", field=f"{field}.delivery"
-        )
     for name in _OVERRIDES:
         if getattr(event, name) is not UNSET:
             raise NotAvailable(
                 f"Overriding `{name}` for one run is not available; set it on the agent or the session.",
                 field=f"{field}.{name}",
             )
-    content = to_prompt(event.content, field=f"{field}.content")
-    return PromptInput(content=content, delivery=event.delivery)
+    return PromptInput(content=to_prompt(event.content, field=f"{field}.content"), delivery=event.delivery)
 
 
 def to_prompt(content: Sequence[ContentParam], *, field: str) -> tuple[UserContent, ...]:

@@ -8,7 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
-from agents.events import StopReason
+from agents.events import CancelMode, StopReason
 from app.auth import SESSION_TOKENS, Principal
 from app.http_json import ApiRequest
 from app.idempotency import once
@@ -24,6 +24,7 @@ from app.pagination import (
 )
 from app.resources import Resources
 from app.routes.admissions import announce
+from app.routes.inputs import CANCEL_MODE
 from app.routes.positions import Direction
 from app.routes.settling import MAX_WAIT_S, wait_for_run, while_connected
 from db.admission import Admission, cancel_run
@@ -62,6 +63,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     turns: Annotated[int, Meta(description="Requests to the model so far; retries do not count.")]
     after_seq: Annotated[int, Meta(description="Place in the log before the run: `after` for its events.")]
     cancel_requested_at: datetime | None
+    cancel_mode: CancelMode | None
     queued_at: datetime
     started_at: datetime | None
     closed_at: datetime | None
@@ -69,8 +71,9 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 
 class CancelRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why the run is stopped, for the log."""
+    """When the run is stopped, and why, for the log."""
 
+    mode: Annotated[CancelMode, CANCEL_MODE] = "now"
     reason: Annotated[str, Meta(max_length=1000)] | None = None
 
 
@@ -123,9 +126,10 @@ async def cancel_one_run(
     resources: NamedDependency[Resources],
     data: JSONBody[CancelRun | None] = None,
 ) -> RunView:
-    """Stops a run at once and keeps what it has. A run that is closed stays as it is.
+    """Stops a run and keeps what it has. A run that is closed stays as it is.
 
-    A run that no worker has is closed in the answer already; one that has closes a moment later.
+    With `now` a run that no worker has is closed in the answer already, and one that has closes a moment
+    later. With `after_turn` the model request in progress and its tool calls are finished first.
     """
     admission: Admission | None = None
     async with resources.database.transaction(principal.tenant_id) as tx:
@@ -133,7 +137,8 @@ async def cancel_one_run(
 
         async def make() -> JsonObject:
             nonlocal admission
-            admission = await cancel_run(tx, run_id=run_id, reason=data.reason if data else None)
+            asked = data or CancelRun()
+            admission = await cancel_run(tx, run_id=run_id, mode=asked.mode, reason=asked.reason)
             return {"run_id": run_id}
 
         await once(tx, request, make)
@@ -153,6 +158,7 @@ def view_run(run: Run, result: RunResult | None = None) -> RunView:
         turns=run.turns,
         after_seq=run.after_seq,
         cancel_requested_at=run.cancel_requested_at,
+        cancel_mode=run.cancel_mode,
         queued_at=run.queued_at,
         started_at=run.started_at,
         closed_at=run.closed_at,

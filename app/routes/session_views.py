@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from agents.config import AgentTool
+from agents.config import AgentTool, QueueMode
 from app.routes.agents import ModelView, ServiceAccount, view_model
 from db.sessions import Session, SessionStatus, TokenCounters
 from providers.types import JsonObject
@@ -31,6 +31,8 @@ class SessionAgentView(Struct, frozen=True, kw_only=True):
     time_limit_s: float
     max_output_tokens: int | None
     tool_execution: Literal["parallel", "sequential"]
+    steering_mode: QueueMode
+    follow_up_mode: QueueMode
 
 
 class SessionStatsView(Struct, frozen=True, kw_only=True):
@@ -130,4 +132,6 @@ def _view_agent(session: Session) -> SessionAgentView:
         time_limit_s=config.time_limit_s,
         max_output_tokens=config.max_output_tokens,
         tool_execution=config.tool_execution,
+        steering_mode=config.steering_mode,
+        follow_up_mode=config.follow_up_mode,
     )

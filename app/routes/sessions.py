@@ -9,6 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from agents.config import QueueMode
 from agents.drafts import Draft
 from agents.events import SessionUpdated, StatusTerminated
 from app.auth import SESSION_TOKENS, Principal
@@ -38,7 +39,7 @@ from app.routes.inputs import (
 from app.routes.positions import Direction
 from app.routes.session_views import SessionView, view_session
 from db import sessions
-from db.admission import Admission, Input, PromptInput, admit, append_events
+from db.admission import Admission, Input, PromptInput, admit, append_events, roll_back
 from db.ids import to_uuid
 from db.sessions import SessionFilter, SessionStatus
 from providers.types import JsonObject
@@ -75,6 +76,8 @@ class AgentOverridesParam(
     model: str | ModelParam | UnsetType = UNSET
     system: Annotated[System | UnsetType | None, Meta(description="Null: no system prompt.")] = UNSET
     tools: ToolParams | UnsetType = UNSET
+    steering_mode: QueueMode | UnsetType = UNSET
+    follow_up_mode: QueueMode | UnsetType = UNSET
     skills: Unsupported = None
     mcp_servers: Unsupported = None
 
@@ -266,6 +269,32 @@ async def archive_session(
     return view_session(session)
 
 
+@post("/v1/sessions/{session_id:str}/rollback", status_code=200, tags=["Sessions"])
+async def roll_back_session(
+    request: ApiRequest,
+    session_id: FromPath[str],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+) -> SessionView:
+    """Takes the last run back: the model no longer sees its messages. Once more takes back the one before.
+
+    Nothing is deleted: the messages are marked, the log says so, and usage stays counted. Effects of tools
+    are not undone. Refused while a run is open.
+    """
+    admission: Admission | None = None
+    async with resources.database.transaction(principal.tenant_id) as tx:
+
+        async def make() -> JsonObject:
+            nonlocal admission
+            admission = await roll_back(tx, session_id=session_id)
+            return {"session_id": session_id}
+
+        await once(tx, request, make)
+        session = await sessions.get_session(tx, session_id)
+    await announce(resources, admission)
+    return view_session(session)
+
+
 @delete("/v1/sessions/{session_id:str}", status_code=200, tags=["Sessions"])
 async def delete_session(
     session_id: FromPath[str], principal: NamedDependency[Principal], resources: NamedDependency[Resources]
@@ -291,6 +320,10 @@ def to_overrides(agent: str | AgentParam | AgentOverridesParam, resources: Resou
         overrides["system"] = agent.system
     if agent.tools is not UNSET:
         overrides["tools"] = msgspec.to_builtins(to_tools(agent.tools, resources))
+    if agent.steering_mode is not UNSET:
+        overrides["steering_mode"] = agent.steering_mode
+    if agent.follow_up_mode is not UNSET:
+        overrides["follow_up_mode"] = agent.follow_up_mode
     return overrides
 
 
@@ -323,5 +356,6 @@ ROUTES = [
     get_session,
     update_session,
     archive_session,
+    roll_back_session,
     delete_session,
 ]

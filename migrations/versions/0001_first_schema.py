@@ -397,6 +397,7 @@ def upgrade() -> None:
         sa.Column("decision", sa.JSON(), nullable=True),
         sa.Column("stop_reason", sa.JSON(), nullable=True),
         sa.Column("cancel_reason", sa.Text(), nullable=True),
+        sa.Column("cancel_mode", sa.Text(), nullable=True),
         sa.Column("cancel_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column(
             "queued_at",

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from agents.closing import next_run
+from agents.config import QueueModes
 from db.admission import Admission, InterruptInput, cancel_run, edit_prompt, withdraw_prompt
 from db.engine import Database
 from db.errors import Conflict, NotFound
@@ -106,7 +107,7 @@ async def test_closing_commit_makes_the_next_run_of_the_oldest_batch(database: D
     await post(database, session, "four")
     claimed = await take(database)
     snapshot = await snapshot_of(database, claimed.hold)
-    following = next_run(snapshot.inbox.pending)
+    following = next_run(snapshot.inbox.pending, QueueModes())
 
     batch = tuple(bound.id for bound in snapshot.batch)
     step = Writer(claimed).close(batch, following)
@@ -450,7 +451,7 @@ async def test_withdrawal_of_a_waiting_prompt_makes_the_closing_commit_decide_ag
     await withdraw(database, session, second.id)
 
     batch = tuple(bound.id for bound in snapshot.batch)
-    step = Writer(claimed).close(batch, next_run(snapshot.inbox.pending))
+    step = Writer(claimed).close(batch, next_run(snapshot.inbox.pending, QueueModes()))
     assert await store(database, claimed, step, seen=snapshot.inbox.inbox_no) is None
     view = (await snapshot_of(database, claimed.hold)).inbox
     assert view.pending == ()

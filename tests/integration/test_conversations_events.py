@@ -106,8 +106,6 @@ async def test_prompts_of_many_clients_at_once_get_one_dense_order(api: ServedAp
 @pytest.mark.parametrize(
     ("event", "code", "field"),
     [
-        (prompt("x") | {"delivery": "steer"}, "not_available", "events[0].delivery"),
-        (prompt("x") | {"delivery": "interrupt"}, "not_available", "events[0].delivery"),
         (prompt("x") | {"delivery": "now"}, "invalid_field", "events[0].delivery"),
         (prompt("x") | {"model": "rehearsal:demo"}, "not_available", "events[0].model"),
         (prompt("x") | {"max_turns": 3}, "not_available", "events[0].max_turns"),
@@ -119,7 +117,6 @@ async def test_prompts_of_many_clients_at_once_get_one_dense_order(api: ServedAp
             "invalid_field",
             "events[0].content[0].type",
         ),
-        ({"type": "user.interrupt", "mode": "after_turn"}, "not_available", "events[0].mode"),
         ({"type": "user.tool_confirmation", "tool_use_id": "x"}, "not_available", "events[0].type"),
         ({"type": "user.tool_result", "tool_use_id": "x"}, "not_available", "events[0].type"),
         ({"type": "user.define_outcome", "rubric": {}}, "not_available", "events[0].type"),

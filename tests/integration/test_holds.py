@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agents.closing import next_run
+from agents.config import QueueModes
 from agents.errors import HoldLost, InboxChanged
 from agents.events import RequestEnd, RequestStart, TokenUsage
 from agents.types import RequestClosed, RequestOpened, Step, ToolCall
@@ -245,7 +246,7 @@ async def test_lost_answer_of_the_commit_that_closed_the_run_is_recognised(
     sink = sink_of(flaky, publisher, claimed)
     proxy.lose_commits = 1
     batch = tuple(bound.id for bound in snapshot.batch)
-    step = Writer(claimed).close(batch, next_run(snapshot.inbox.pending))
+    step = Writer(claimed).close(batch, next_run(snapshot.inbox.pending, QueueModes()))
     await sink.commit(step, seen=snapshot.inbox.inbox_no)
     await flaky.close()
     assert await states_of(database, session) == ["closed", "queued"]
@@ -620,7 +621,7 @@ class Storm:
             return
         while True:
             inbox = (await snapshot_of(self.database, claimed.hold)).inbox
-            if await commit(writer.close((), next_run(inbox.pending)), inbox.inbox_no):
+            if await commit(writer.close((), next_run(inbox.pending, QueueModes())), inbox.inbox_no):
                 self.done["closed"] += 1
                 return
 
