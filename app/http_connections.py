@@ -24,6 +24,10 @@ DEAD_PEER_S = 60
 """A peer that acknowledges nothing for so long is gone. The kernel would try for a quarter of an hour."""
 
 
+LEAVING_S = 1.0
+"""How long a connection that is kept stays open at shutdown for a client that does not know."""
+
+
 class RequestLimits(Struct, frozen=True, kw_only=True):
     """What a request may cost before it is complete."""
 
@@ -51,6 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_in_body = False
         self._received_bytes = 0
         self._has_spoken = False
+        self._is_leaving = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -77,11 +82,26 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self._begin()
         self._is_in_body = True
+        if self._is_leaving:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._unfinished_since = None
         self._is_in_body = False
+
+    def shutdown(self) -> None:
+        """Ends the connection after its next answer, or soon.
+
+        At once, as uvicorn does, would lose the requests that are on their way on connections which clients
+        keep; in this way they are answered and told to use another connection.
+        """
+        self._is_leaving = True
+        is_free = self.cycle is None or self.cycle.response_complete
+        if is_free and self._has_spoken:
+            self.loop.call_later(LEAVING_S, super().shutdown)
+        else:
+            super().shutdown()
 
     def check(self, now: float) -> None:
         """Ends the connection when its request has been unfinished for too long."""

@@ -39,8 +39,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def listening(limits: RequestLimits = LIMITS) -> AsyncIterator[int]:
-    """The port of a server as `armillary api` makes it, with limits that are soon reached."""
+async def serving(limits: RequestLimits = LIMITS) -> AsyncIterator[tuple[int, ApiServer]]:
+    """The port of a server, and itself, as `armillary api` makes it, with limits that are soon reached."""
     config = uvicorn.Config(
         echo,
         http=bounded_by(limits),
@@ -54,10 +54,16 @@ async def listening(limits: RequestLimits = LIMITS) -> AsyncIterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield listener.getsockname()[1]
+            yield listener.getsockname()[1], server
         finally:
             server.should_exit = True
             await asyncio.wait_for(task, PATIENCE_S)
+
+
+@contextlib.asynccontextmanager
+async def listening(limits: RequestLimits = LIMITS) -> AsyncIterator[int]:
+    async with serving(limits) as (port, _):
+        yield port
 
 
 async def answer_to(port: int, *parts: bytes) -> bytes:
@@ -150,6 +156,22 @@ async def test_connections_beyond_the_limit_are_told_so_and_then_refused() -> No
         for _, writer in silent:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+
+
+async def test_at_shutdown_a_connection_that_is_kept_has_its_next_request_answered_and_is_closed() -> None:
+    async with serving(RequestLimits()) as (port, server):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST + b"0123456789")
+        await reader.readuntil(b"0123456789\r\n0\r\n\r\n")
+        unused, idle = await asyncio.open_connection("127.0.0.1", port)
+        server.should_exit = True
+        assert await asyncio.wait_for(unused.read(), PATIENCE_S) == b""  # it has begun to end
+        writer.write(REQUEST + b"9876543210")
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert b"connection: close" in answer
+        assert b"got 9876543210" in answer
+        writer.close()
+        idle.close()
 
 
 def test_an_api_opens_as_many_files_as_it_is_allowed(tmp_path: Any) -> None:

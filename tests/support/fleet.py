@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -195,6 +195,24 @@ class Fleet:
         assert process.returncode is not None
         return process.returncode
 
+    async def replacements(self) -> dict[str, Member]:
+        """One more process for each name, all ready, as a deploy has them before it ends the others."""
+        successors = {name: replace(member, process=None) for name, member in self.members.items()}
+        for successor in successors.values():
+            successor.start()
+        async with asyncio.timeout(READY_S):
+            for successor in successors.values():
+                await self._wait(successor, self._readiness(successor))
+        return successors
+
+    async def hand_over(self, successor: Member) -> int:
+        """Gives the name to this process and tells the old one to end; that one's exit code."""
+        old = self.members[successor.name]
+        self.members[successor.name] = successor
+        assert old.process is not None
+        os.kill(old.pid, signal.SIGTERM)
+        return await asyncio.to_thread(old.process.wait, STOP_S)
+
     def start_missing(self) -> None:
         """Starts what has ended; it is not ready yet."""
         for member in self.members.values():
@@ -212,10 +230,8 @@ class Fleet:
         self.resume()
         self.start_missing()
         async with asyncio.timeout(READY_S):
-            for api in self.apis:
-                await self._wait(api, _answers)
-            for worker in self.workers:
-                await self._wait(worker, lambda worker: _has_lease(self.database_url, worker, lasting_s=0))
+            for member in self.members.values():
+                await self._wait(member, self._readiness(member))
 
     async def steady(self, name: str) -> None:
         """Returns when this worker's lease has lasted for so long that it may call others dead."""
@@ -223,6 +239,11 @@ class Fleet:
             await self._wait(
                 self.members[name], lambda worker: _has_lease(self.database_url, worker, lasting_s=3)
             )
+
+    def _readiness(self, member: Member) -> Callable[[Member], Awaitable[bool]]:
+        if member.role == "api":
+            return _answers
+        return lambda worker: _has_lease(self.database_url, worker, lasting_s=0)
 
     async def _wait(self, member: Member, is_ready: Callable[[Member], Awaitable[bool]]) -> None:
         while not await is_ready(member):
