@@ -85,7 +85,7 @@ class HoldSink:
         pause_s = RETRY_FIRST_S
         while True:
             try:
-                async with self._database.transaction() as tx:
+                async with self._database.one_statement() as tx:
                     events = await store_step(tx, fence, step)
                 if events is not None:
                     return events

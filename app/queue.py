@@ -1,7 +1,8 @@
 """The arq queue: a job is only a wake-up, so losing all of them loses nothing.
 
-Which run is next is asked of Postgres when a worker is woken. arq sees to it that one worker is woken for
-each queued run, and not all of them; a message on the wake channel spares it its poll.
+Which run is next is asked of Postgres when a worker is woken. A message on the wake channel names the job;
+of the workers that hear it the one that removes the job from the queue serves it. What nobody heard, or had
+room for, stays in the queue for arq.
 """
 
 import asyncio
@@ -78,7 +79,7 @@ class WakeUps:
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.psetex(job_key_prefix + job_id, self._redis.expires_extra_ms, job)
             pipe.zadd(QUEUE_NAME, {job_id: now_ms})
-            pipe.publish(keys.WAKE_CHANNEL, b"")
+            pipe.publish(keys.WAKE_CHANNEL, job_id)
             await pipe.execute()
 
     async def aclose(self) -> None:
@@ -114,23 +115,46 @@ class WakeUpWorker(Worker):
             log_results=False,
         )
         self._has_room = has_room
+        self._take = take
         self._kicked = asyncio.Event()
         self._polling = asyncio.Lock()
+        self._group: asyncio.TaskGroup | None = None  # while wake-ups are served
+        self._serving = 0
 
-    def kick(self) -> None:
-        """Looks into the queue now, not at the next poll."""
-        self._kicked.set()
+    def heard(self, job_id: str) -> None:
+        """A job was queued. Empty: some may have been. Nothing waits for the next poll."""
+        if not job_id or self._group is None or self._serving >= MAX_JOBS:
+            self._kicked.set()
+        elif self._has_room():
+            self._serving += 1
+            self._group.create_task(self._serve(job_id))
 
     async def run_for_ever(self) -> None:
         """Serves wake-ups until it is cancelled, through any outage of Redis."""
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 group.create_task(self._poll_when_kicked())
                 group.create_task(self._poll_for_ever())
         finally:
+            self._group = None
             # Jobs are not cancelled: one that claims a run must come to know whether it has it.
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
             await self.pool.aclose(close_connection_pool=True)
+
+    async def _serve(self, job_id: str) -> None:
+        """Takes a run if the job was still there: one worker of all that have heard of it."""
+        try:
+            async with self.pool.pipeline(transaction=False) as pipe:
+                pipe.zrem(QUEUE_NAME, job_id)
+                pipe.delete(job_key_prefix + job_id)
+                is_ours, _ = await pipe.execute()
+            if is_ours:
+                await self._take()
+        except (RedisError, OSError, TimeoutError) as error:
+            _log.warning("a wake-up was lost: %s", error)  # sweepers find its run
+        finally:
+            self._serving -= 1
 
     async def _poll_for_ever(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from app.streaming.publisher import Publisher
 from app.telemetry import current_run
 from db.engine import Database, Transaction
 from db.errors import DatabaseAway, DatabaseBusy, DatabaseError
-from db.holds import Claim, Hold, claim_run
+from db.holds import Claim, Hold, claim_next
 from db.ids import to_uuid
 from db.snapshots import find_image, load_snapshot
 from db.sweeping import Swept, fail_run, hand_over
@@ -98,14 +98,13 @@ class Supervisor:
         claiming = self._keep(self._claim())
         self._claims[claiming] = time.monotonic()
         claiming.add_done_callback(self._claims.pop)
-        await asyncio.shield(claiming)
+        await asyncio.wait([claiming])
 
     async def _claim(self) -> None:
         claim = None
         for pause_s in (*CLAIM_PAUSES_S, None):
             try:
-                async with self._database.transaction() as tx:
-                    claim = await claim_run(tx, worker_id=self._worker_id)
+                claim = await claim_next(self._database, worker_id=self._worker_id)
                 break
             except DatabaseBusy:
                 # Something is coming in just there; the wake-up would be lost on it.

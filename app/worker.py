@@ -99,7 +99,7 @@ async def _serve(
     )
     supervisor.lease = lease
     queue = WakeUpWorker(settings.redis_url, take=supervisor.take, has_room=supervisor.has_room)
-    signals = Signals(settings.redis_url, on_wake=queue.kick, on_cancel=supervisor.cancel)
+    signals = Signals(settings.redis_url, on_wake=queue.heard, on_cancel=supervisor.cancel)
     sweeps = sweep_for_ever(
         database=database,
         worker_id=worker_id,

@@ -1,8 +1,9 @@
-"""The pool and the one way to open a transaction.
+"""The pool and the ways to open a transaction.
 
 Statements go to asyncpg as they are, on its own pool: a connection is taken and given back without a round
-trip. Every transaction says in its first round trip whose it is and how long it may wait, so that a stopped
-process cannot hold a session and a query without a tenant sees nothing.
+trip. Each connection says when it is made how long a transaction may wait, so that a stopped process cannot
+hold a session; behind a pooler, where connections are shared, each transaction says it. With a tenant its
+first round trip says whose it is, so that a query without a tenant sees nothing.
 """
 
 import asyncio
@@ -36,10 +37,10 @@ CONNECT_TIMEOUT_S = 5.0
 ACQUIRE_TIMEOUT_S = 5.0
 STATEMENT_TIMEOUT_S = 8.0  # longer than a lock is waited for; a server that hangs is away
 
-_BEGIN = (
-    f"BEGIN; SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s';"
-    f" SET LOCAL idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_TIMEOUT_S}s'"
-)
+_BOUNDS = {
+    "lock_timeout": f"{LOCK_TIMEOUT_S}s",
+    "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION_TIMEOUT_S}s",
+}
 
 # What passes by itself: the connection is gone, the server stops, starts, fails over or has no room.
 _AWAY = (
@@ -71,26 +72,45 @@ class Transaction:
         self._connection = connection
         self.tenant_id = tenant_id
 
+    def _next(self) -> Connection:
+        """Where the next statement goes."""
+        return self._connection
+
     async def fetch(self, statement: str, *values: Any) -> list[Record]:
-        return await self._connection.fetch(statement, *values)
+        return await self._next().fetch(statement, *values)
 
     async def fetchrow(self, statement: str, *values: Any) -> Record | None:
-        return await self._connection.fetchrow(statement, *values)
+        return await self._next().fetchrow(statement, *values)
 
     async def fetchval(self, statement: str, *values: Any) -> Any:
-        return await self._connection.fetchval(statement, *values)
+        return await self._next().fetchval(statement, *values)
 
     async def execute(self, statement: str, *values: Any) -> str:
-        return await self._connection.execute(statement, *values)
+        return await self._next().execute(statement, *values)
+
+
+class _OneStatement(Transaction):
+    """Outside of a transaction block, where each statement is committed by itself: there may be only one."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection, None)
+        self._is_used = False
+
+    def _next(self) -> Connection:
+        if self._is_used:
+            raise RuntimeError("a second statement needs a transaction")
+        self._is_used = True
+        return super()._next()
 
 
 class Database:
     """A pool of connections to one Postgres database."""
 
-    def __init__(self, url: str, *, pool_size: int, arguments: dict[str, Any]) -> None:
+    def __init__(self, url: str, *, pool_size: int, pooler: bool) -> None:
         self._url = url
         self._pool_size = pool_size
-        self._arguments = arguments
+        self._pooler = pooler
+        self._begin = "; ".join(["BEGIN", *_set_local(pooler=pooler)])
         self._pool: Pool | None = None
 
     @classmethod
@@ -100,7 +120,7 @@ class Database:
         `url` is a libpq URL, such as `postgresql://user@host/name` or `postgresql://user@/name?host=/socket/dir`.
         `pooler`: a transaction-mode pooler stands in between, so nothing may be prepared on a connection.
         """
-        return cls(url, pool_size=pool_size, arguments=connect_arguments(pooler=pooler))
+        return cls(url, pool_size=pool_size, pooler=pooler)
 
     @asynccontextmanager
     async def transaction(self, tenant_id: UUID | None = None) -> AsyncIterator[Transaction]:
@@ -112,12 +132,27 @@ class Database:
         """
         async with self._connection() as connection:
             try:
-                await connection.execute(_begin(tenant_id))
+                await connection.execute(self._begin + _as_tenant(tenant_id))
                 yield Transaction(connection, tenant_id)
                 await connection.execute("COMMIT")
             except BaseException:
                 await _to_the_end(_roll_back(connection))
                 raise
+
+    @asynccontextmanager
+    async def one_statement(self) -> AsyncIterator[Transaction]:
+        """A transaction of a single statement, without a tenant: committed when the statement has returned.
+
+        Saves the round trips of BEGIN and COMMIT, and is as durable. When it raises DatabaseAway, or is
+        cancelled, the statement may have been committed, as with a COMMIT whose answer is lost.
+        Raises: DatabaseBusy, DatabaseAway; RuntimeError at a second statement.
+        """
+        if self._pooler:  # which lets no connection keep the bounds of its own
+            async with self.transaction() as tx:
+                yield _OneStatement(tx._next())
+            return
+        async with self._connection() as connection:
+            yield _OneStatement(connection)
 
     @asynccontextmanager
     async def statements(self) -> AsyncIterator[Transaction]:
@@ -143,6 +178,9 @@ class Database:
             raise DatabaseAway(f"The database is away: {error}") from error
 
     def _make_pool(self) -> Pool:
+        arguments = connect_arguments(pooler=self._pooler)
+        if not self._pooler:
+            arguments["server_settings"] |= _BOUNDS
         return asyncpg.create_pool(
             self._url,
             min_size=0,
@@ -150,7 +188,7 @@ class Database:
             max_inactive_connection_lifetime=0,
             reset=_leave_as_it_is,
             command_timeout=STATEMENT_TIMEOUT_S,
-            **self._arguments,
+            **arguments,
         )
 
     async def ping(self) -> None:
@@ -175,10 +213,14 @@ class Database:
             pool.terminate()
 
 
-def _begin(tenant_id: UUID | None) -> str:
+def _set_local(*, pooler: bool) -> list[str]:
+    return [f"SET LOCAL {name} = '{value}'" for name, value in _BOUNDS.items()] if pooler else []
+
+
+def _as_tenant(tenant_id: UUID | None) -> str:
     if tenant_id is None:
-        return _BEGIN
-    return f"{_BEGIN}; SET LOCAL ROLE {TENANT_ROLE}; SET LOCAL armillary.tenant_id = '{tenant_id}'"
+        return ""
+    return f"; SET LOCAL ROLE {TENANT_ROLE}; SET LOCAL armillary.tenant_id = '{tenant_id}'"
 
 
 async def _leave_as_it_is(_: Any) -> None:
@@ -210,9 +252,10 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def connect_arguments(*, pooler: bool) -> dict[str, Any]:
-    """Arguments for asyncpg. Behind a transaction-mode pooler statements cannot stay prepared.
+    """Arguments for asyncpg. Behind a transaction-mode pooler nothing of a connection lasts.
 
-    Elsewhere each is planned once: all of them go by keys, and planning took as long as running them.
+    Elsewhere statements stay prepared, and each is planned once: all of them go by keys, and planning took as
+    long as running them.
     """
     settings = {"application_name": "armillary"}
     arguments: dict[str, Any] = {"timeout": CONNECT_TIMEOUT_S, "server_settings": settings}

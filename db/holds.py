@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from db.engine import Record, Transaction
+from db.engine import Database, Record, Transaction
 from db.errors import DatabaseBusy
 from db.ids import parse_id, public
 
@@ -117,34 +117,75 @@ candidates AS (
 )
 """
 
-_FIND = f"""
-{_CANDIDATES}
+_FIRST = """
 SELECT candidates.run_id, candidates.tenant_id, candidates.max_running_runs
 FROM candidates JOIN sessions ON sessions.id = session_id
 ORDER BY candidates.running, candidates.served_at NULLS FIRST, candidates.queued_at LIMIT 1
 FOR NO KEY UPDATE OF sessions SKIP LOCKED
 """
+_FIND = f"{_CANDIDATES} {_FIRST}"
 
-# A statement of its own: it sees what was committed while the locks were waited for.
+_BEGIN_RUN = f"""
+UPDATE runs SET state = 'running', worker_id = $1, started_at = coalesce(started_at, clock_timestamp()),
+    deadline_at = coalesce(deadline_at, clock_timestamp() + make_interval(secs => (
+        SELECT coalesce((config ->> 'time_limit_s')::float8, {DEFAULT_TIME_LIMIT_S})
+        FROM sessions JOIN agent_versions USING (agent_id)
+        WHERE sessions.id = runs.session_id AND version = agent_version
+    )))
+"""
+_HAS_LEASE = "EXISTS (SELECT FROM workers WHERE id = $1 AND lease_until > clock_timestamp())"
+_RAISE_EPOCH = """
+UPDATE sessions SET epoch = epoch + 1 FROM taken WHERE sessions.id = taken.session_id
+RETURNING sessions.id, sessions.tenant_id, sessions.epoch, sessions.commit_no, sessions.last_seq
+"""
+
+# The session is locked first, since the run is looked up by what was found. A run that somebody else began
+# after the snapshot is not queued in its newest version, which is the one that an update compares.
+_CLAIM = f"""
+{_CANDIDATES},
+found AS MATERIALIZED (
+    {_FIRST}
+),
+taken AS (
+    {_BEGIN_RUN} FROM found
+    WHERE runs.id = found.run_id AND runs.state = 'queued' AND found.max_running_runs IS NULL AND {_HAS_LEASE}
+    RETURNING runs.session_id, runs.id AS run_id
+),
+claimed AS (
+    {_RAISE_EPOCH}, taken.run_id
+)
+SELECT claimed.*, clock_timestamp() AS now, EXISTS (SELECT FROM candidates) AS is_left
+FROM (SELECT) AS one LEFT JOIN claimed ON true
+"""
+
+# A statement of its own: it counts what was committed while the lock of the tenant was waited for.
 _TAKE = f"""
 WITH taken AS (
-    UPDATE runs SET state = 'running', worker_id = $2, started_at = coalesce(started_at, clock_timestamp()),
-        deadline_at = coalesce(deadline_at, clock_timestamp() + make_interval(secs => (
-            SELECT coalesce((config ->> 'time_limit_s')::float8, {DEFAULT_TIME_LIMIT_S})
-            FROM sessions JOIN agent_versions USING (agent_id)
-            WHERE sessions.id = runs.session_id AND version = agent_version
-        )))
-    WHERE id = $1 AND state = 'queued'
+    {_BEGIN_RUN}
+    WHERE id = $2 AND state = 'queued' AND {_HAS_LEASE}
         AND ($3::int IS NULL OR $3 > (
             SELECT count(*) FROM runs others WHERE others.tenant_id = runs.tenant_id AND state = 'running'
         ))
-        AND EXISTS (SELECT FROM workers WHERE id = $2 AND lease_until > clock_timestamp())
-    RETURNING session_id
+    RETURNING session_id, id AS run_id
 )
-UPDATE sessions SET epoch = epoch + 1 FROM taken WHERE sessions.id = taken.session_id
-RETURNING sessions.id, sessions.tenant_id, sessions.epoch, sessions.commit_no,
-    sessions.last_seq, clock_timestamp() AS now
+{_RAISE_EPOCH}, taken.run_id, clock_timestamp() AS now
 """
+
+
+async def claim_next(database: Database, *, worker_id: str) -> Claim | None:
+    """As `claim_run`, in its own transaction: one statement where no other claim and no cap is in the way.
+
+    Raises: DatabaseBusy, DatabaseAway; then a run may have been claimed whose answer was lost.
+    """
+    async with database.one_statement() as tx:
+        row = await tx.fetchrow(_CLAIM, parse_id("work", worker_id))
+    assert row is not None
+    if row["id"] is not None:
+        return _claim(row)
+    if not row["is_left"]:
+        return None
+    async with database.transaction() as tx:
+        return await claim_run(tx, worker_id=worker_id)
 
 
 async def claim_run(tx: Transaction, *, worker_id: str) -> Claim | None:
@@ -165,16 +206,16 @@ async def claim_run(tx: Transaction, *, worker_id: str) -> Claim | None:
         if cap is not None:
             # Claims for a tenant with a cap go one at a time, or two at once would both find the last place.
             await tx.execute("SELECT FROM tenants WHERE id = $1 FOR NO KEY UPDATE", found["tenant_id"])
-        taken = await tx.fetchrow(_TAKE, found["run_id"], worker, cap)
+        taken = await tx.fetchrow(_TAKE, worker, found["run_id"], cap)
         if taken is not None:
-            return _claim(found["run_id"], taken)
+            return _claim(taken)
     return None
 
 
-def _claim(run_id: UUID, taken: Record) -> Claim:
+def _claim(taken: Record) -> Claim:
     hold = Hold(
         session_id=public("sess", taken["id"]),
-        run_id=public("run", run_id),
+        run_id=public("run", taken["run_id"]),
         epoch=taken["epoch"],
     )
     return Claim(

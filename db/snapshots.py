@@ -10,11 +10,21 @@ from db.engine import Record, Transaction
 from db.holds import Hold
 from db.ids import public, to_uuid
 from db.sessions import effective_agent
-from db.work import load_inbox
+from db.work import INBOX, inbox_of
 from providers.ids import is_id
 from providers.types import Base64Source, Block, Message, NativeBlocks
 
 _blocks = msgspec.json.Decoder(tuple[Block, ...])
+
+
+_HEAD = f"""
+SELECT {INBOX}, agent_versions.config, sessions.agent_overrides, sessions.end_user_id, runs.turns,
+    runs.deadline_at, sessions.last_position
+FROM sessions JOIN runs ON runs.session_id = sessions.id
+JOIN agent_versions ON agent_versions.agent_id = sessions.agent_id
+    AND agent_versions.version = sessions.agent_version
+WHERE sessions.id = $1 AND runs.id = $2
+"""
 
 
 async def load_snapshot(tx: Transaction, hold: Hold) -> Snapshot:
@@ -24,27 +34,16 @@ async def load_snapshot(tx: Transaction, hold: Hold) -> Snapshot:
     Raises: HoldLost.
     """
     session, run = to_uuid(hold.session_id), to_uuid(hold.run_id)
-    unfinished = await load_inbox(tx, session, run)
+    row = await tx.fetchrow(_HEAD, session, run)
+    if row is None:  # deleted
+        raise HoldLost
+    unfinished = inbox_of(row, run)
     if unfinished.epoch != hold.epoch:
         raise HoldLost
-    row = await tx.fetchrow(
-        """
-        SELECT agent_versions.config, sessions.agent_overrides, sessions.end_user_id, runs.turns,
-            runs.deadline_at, sessions.last_position
-        FROM runs JOIN sessions ON sessions.id = runs.session_id
-        JOIN agent_versions ON agent_versions.agent_id = sessions.agent_id
-            AND agent_versions.version = sessions.agent_version
-        WHERE runs.id = $1
-        """,
-        run,
-    )
-    if row is None:
-        raise HoldLost
-    agent = effective_agent(row["config"], row["agent_overrides"])
     return Snapshot(
         session_id=hold.session_id,
         run_id=hold.run_id,
-        agent=agent,
+        agent=effective_agent(row["config"], row["agent_overrides"]),
         messages=await load_messages(tx, session),
         batch=unfinished.batch,
         inbox=unfinished.view,

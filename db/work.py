@@ -1,6 +1,8 @@
 """What of a session is unfinished: prompts without a run, calls without results, requests without an end."""
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -19,6 +21,7 @@ _content = msgspec.json.Decoder(tuple[UserContent, ...])
 _result = msgspec.json.Decoder(ToolResult)
 
 _CALL_COLUMNS = "id, tool_use_id, position, index, kind, name, input, state, idempotent, outcome, result"
+_PROMPT_COLUMNS = "id, batch_id, content, delivery, run_id"
 
 
 class LockedSession(Struct, frozen=True, kw_only=True):
@@ -134,32 +137,46 @@ class Incoming(Struct, frozen=True, kw_only=True):
     batch: tuple[PendingPrompt, ...] = ()
 
 
-async def load_inbox(tx: Transaction, session_id: UUID, run_id: UUID) -> Incoming:
-    """Everything that is not taken up yet.
+INBOX = f"""
+    sessions.epoch, sessions.inbox_no, runs.cancel_requested_at, runs.cancel_mode, runs.cancel_reason,
+    ARRAY(
+        SELECT ROW({_PROMPT_COLUMNS}) FROM prompts
+        WHERE session_id = $1 AND prompts.state = 'pending' ORDER BY seq
+    ) AS prompts,
+    ARRAY(
+        SELECT ROW({_CALL_COLUMNS}) FROM tool_calls
+        WHERE session_id = $1 AND position = sessions.last_position ORDER BY index
+    ) AS calls
+"""
+"""Columns that `inbox_of` reads, of `sessions` and the run `runs`; `$1` is the session's id."""
 
-    `inbox_no` is read first, so what came in later than it makes a commit that relies on it fail.
-    """
+
+async def load_inbox(tx: Transaction, session_id: UUID, run_id: UUID) -> Incoming:
+    """Everything that is not taken up yet, as of one moment."""
     row = await tx.fetchrow(
-        """
-        SELECT epoch, inbox_no, last_position, cancel_requested_at, cancel_mode, cancel_reason
-        FROM sessions LEFT JOIN runs ON runs.id = $2 WHERE sessions.id = $1
-        """,
+        f"SELECT {INBOX} FROM sessions LEFT JOIN runs ON runs.id = $2 WHERE sessions.id = $1",
         session_id,
         run_id,
     )
     if row is None:  # deleted
         return Incoming(epoch=-1, view=InboxView(inbox_no=-1))
+    return inbox_of(row, run_id)
+
+
+def inbox_of(row: Record, run_id: UUID) -> Incoming:
+    """What `row`, which has the columns of `INBOX`, says of the run."""
     cancel = None
     if row["cancel_requested_at"] is not None:
         cancel = CancelRequest(
             requested_at=row["cancel_requested_at"], mode=row["cancel_mode"], reason=row["cancel_reason"]
         )
-    prompts = await _pending(tx, session_id)
+    prompt_rows = _named(_PROMPT_COLUMNS, row["prompts"])
+    prompts = [(_prompt_of(prompt), prompt["run_id"]) for prompt in prompt_rows]
     view = InboxView(
         inbox_no=row["inbox_no"],
         cancel=cancel,
         pending=tuple(prompt for prompt, prompt_run in prompts if prompt_run is None),
-        calls=await unsettled_calls(tx, session_id, row["last_position"]),
+        calls=tuple(call_of(call) for call in _named(_CALL_COLUMNS, row["calls"])),
     )
     batch = tuple(prompt for prompt, prompt_run in prompts if prompt_run == run_id)
     return Incoming(epoch=row["epoch"], view=view, batch=batch)
@@ -177,8 +194,8 @@ async def unsettled_calls(tx: Transaction, session_id: UUID, last_position: int)
 
 async def _pending(tx: Transaction, session_id: UUID) -> list[tuple[PendingPrompt, UUID | None]]:
     rows = await tx.fetch(
-        """
-        SELECT id, batch_id, content, delivery, run_id FROM prompts
+        f"""
+        SELECT {_PROMPT_COLUMNS} FROM prompts
         WHERE session_id = $1 AND state = 'pending' ORDER BY seq
         """,
         session_id,
@@ -186,7 +203,13 @@ async def _pending(tx: Transaction, session_id: UUID) -> list[tuple[PendingPromp
     return [(_prompt_of(row), row["run_id"]) for row in rows]
 
 
-def call_of(row: Record) -> ToolCall:
+def _named(columns: str, rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Rows that were selected as an array, which have lost the names of their columns."""
+    names = columns.split(", ")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def call_of(row: Record | Mapping[str, Any]) -> ToolCall:
     """A call from a row of `tool_calls`."""
     return ToolCall(
         id=public("evt", row["id"]),
@@ -203,7 +226,7 @@ def call_of(row: Record) -> ToolCall:
     )
 
 
-def _prompt_of(row: Record) -> PendingPrompt:
+def _prompt_of(row: Record | Mapping[str, Any]) -> PendingPrompt:
     return PendingPrompt(
         id=public("evt", row["id"]),
         batch_id=public("batch", row["batch_id"]),

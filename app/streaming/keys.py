@@ -5,7 +5,7 @@ databases of a server; what travels on them is named by session, or only a hint.
 """
 
 WAKE_CHANNEL = "armillary:wake"
-"""A run may be waiting for a worker."""
+"""A run may be waiting for a worker. The payload names the wake-up in the queue."""
 
 CANCEL_CHANNEL = "armillary:cancel"
 """The payload is the id of a session whose run is to stop."""

@@ -7,19 +7,20 @@ from app.streaming.subscriptions import Subscriptions
 
 
 class Signals:
-    """Calls `on_wake` when a run may be waiting, and `on_cancel` with a session id when its run is to stop.
+    """Calls `on_wake` with the name of a wake-up when a run may be waiting, and `on_cancel` with a session id
+    when its run is to stop.
 
-    Signals can be lost; after each loss of the connection `on_wake` is called once it is back. What must not
-    be missed is looked up in Postgres.
+    Signals can be lost; after each loss of the connection `on_wake` is called once it is back, with an empty
+    name. What must not be missed is looked up in Postgres.
     """
 
     def __init__(
-        self, redis_url: str, *, on_wake: Callable[[], None], on_cancel: Callable[[str], None]
+        self, redis_url: str, *, on_wake: Callable[[str], None], on_cancel: Callable[[str], None]
     ) -> None:
         self._on_wake = on_wake
         self._on_cancel = on_cancel
         self._subscriptions = Subscriptions(
-            redis_url, on_message=self._hear, on_subscribed=lambda _: on_wake()
+            redis_url, on_message=self._hear, on_subscribed=lambda _: on_wake("")
         )
 
     async def start(self) -> None:
@@ -37,6 +38,6 @@ class Signals:
 
     def _hear(self, channel: str, payload: bytes) -> None:
         if channel == keys.WAKE_CHANNEL:
-            self._on_wake()
+            self._on_wake(payload.decode(errors="replace"))
         elif channel == keys.CANCEL_CHANNEL:
             self._on_cancel(payload.decode(errors="replace"))

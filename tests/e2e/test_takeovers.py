@@ -123,13 +123,16 @@ async def result_is_stored(visit: Visit) -> Verify:
 async def result_is_not_stored(visit: Visit) -> Verify:
     """The tool has ended, but its worker dies in the middle of the commit that says so."""
     session_id = await visit.session("charge")
-    visit.follow_both(session_id)
+    readers = visit.follow_both(session_id)
     await visit.call(session_id, "charge")
     gate = await visit.gate(session_id, "agent.tool_result")
     visit.release(session_id)
     await gate.reached()
 
     async def verify() -> None:
+        # The server gives the commit up when it has waited for as long as a transaction may.
+        for reader in readers:
+            await reader.saw("session.status_rescheduled")
         await gate.open()
         events = await visit.checked(session_id)
         [result] = of_type(events, "agent.tool_result")

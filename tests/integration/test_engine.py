@@ -288,13 +288,43 @@ async def test_lock_that_is_not_had_in_time_is_the_database_being_busy(
     await database.ping()
 
 
-async def test_every_transaction_bounds_its_waits(database: Database) -> None:
+@pytest.mark.parametrize("is_pooler", [False, True])
+async def test_every_transaction_bounds_its_waits(database_url: str, *, is_pooler: bool) -> None:
+    database = Database.open(database_url, pooler=is_pooler)
     async with database.transaction(uuid4()) as tx:
         assert await tx.fetchval("SELECT current_setting('lock_timeout')") == "5s"
         assert await tx.fetchval("SELECT current_setting('idle_in_transaction_session_timeout')") == "2s"
-    async with database.transaction() as tx:
-        await tx.execute("ROLLBACK")
-        assert await tx.fetchval("SELECT current_setting('lock_timeout')") == "0"
+    async with database.one_statement() as tx:
+        assert await tx.fetchval("SELECT current_setting('lock_timeout')") == "5s"
+    await database.close()
+
+
+async def test_behind_a_pooler_a_connection_keeps_no_bounds(database_url: str) -> None:
+    database = Database.open(database_url, pooler=True)
+    async with database.statements() as reads:
+        assert await reads.fetchval("SELECT current_setting('lock_timeout')") == "0"
+    await database.close()
+
+
+@pytest.mark.parametrize("is_pooler", [False, True])
+async def test_statement_that_stands_alone_is_committed(
+    database_url: str, watcher: asyncpg.Connection, *, is_pooler: bool
+) -> None:
+    database = Database.open(database_url, pooler=is_pooler)
+    async with database.one_statement() as tx:
+        await tx.execute(ADD, uuid4(), f"alone {is_pooler}")
+    assert await watcher.fetchval(COUNT, f"alone {is_pooler}") == 1
+    await database.close()
+
+
+async def test_second_statement_is_refused_where_there_may_be_one(
+    database: Database, watcher: asyncpg.Connection
+) -> None:
+    with pytest.raises(RuntimeError):
+        async with database.one_statement() as tx:
+            await tx.fetchval("SELECT 1")
+            await tx.execute(ADD, uuid4(), "one too many")
+    assert await watcher.fetchval(COUNT, "one too many") == 0
 
 
 async def test_process_that_stops_in_a_transaction_is_thrown_out_and_hears_of_it(

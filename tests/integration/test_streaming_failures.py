@@ -336,7 +336,7 @@ async def test_a_worker_hears_wake_ups_and_cancels_again_after_its_connection_wa
             sessions.append(session_id)
             cancelled.set()
 
-        signals = Signals(relay.url, on_wake=woken.set, on_cancel=on_cancel)
+        signals = Signals(relay.url, on_wake=lambda _: woken.set(), on_cancel=on_cancel)
         await signals.start()
         for number in range(2):
             await asyncio.wait_for(woken.wait(), 20)  # once subscribed: something may have been missed

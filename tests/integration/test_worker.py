@@ -154,7 +154,7 @@ async def working(
         )
         supervisor.lease = lease
         queue = WakeUpWorker(redis_url, take=supervisor.take, has_room=supervisor.has_room)
-        signals = Signals(redis_url, on_wake=queue.kick, on_cancel=supervisor.cancel)
+        signals = Signals(redis_url, on_wake=queue.heard, on_cancel=supervisor.cancel)
         lease.start()
         stack.push_async_callback(lease.aclose)
         await asyncio.wait_for(lease.wait_until_live(), 20)
@@ -465,11 +465,11 @@ async def test_claim_that_takes_long_is_not_taken_for_a_run_without_a_task(
     is_claimed, go_on = asyncio.Event(), asyncio.Event()
 
     async with working(database_url, redis_url, wakes=False) as worker:
-        transaction = worker.database.transaction
+        one_statement = worker.database.one_statement
 
         @asynccontextmanager
-        async def slow(tenant_id: Any = None) -> AsyncIterator[Any]:
-            async with transaction(tenant_id) as tx:
+        async def slow() -> AsyncIterator[Any]:
+            async with one_statement() as tx:
                 yield tx
             if not is_claimed.is_set():
                 is_claimed.set()
@@ -477,7 +477,7 @@ async def test_claim_that_takes_long_is_not_taken_for_a_run_without_a_task(
 
         session = await new_session(database)
         await post(database, session, "say: hello")
-        monkeypatch.setattr(worker.database, "transaction", slow)
+        monkeypatch.setattr(worker.database, "one_statement", slow)
         taking = asyncio.create_task(worker.supervisor.take())
         await is_claimed.wait()
         await worker.renewed(4)
@@ -493,19 +493,19 @@ async def test_stuck_commit_is_dropped_and_its_run_done_again(
 ) -> None:
     stuck = asyncio.Event()
     async with working(database_url, redis_url, wakes=False, stuck_commit_s=0.2) as worker:
-        transaction = worker.database.transaction
+        one_statement = worker.database.one_statement
 
         @asynccontextmanager
-        async def blocked(tenant_id: Any = None) -> AsyncIterator[Any]:
+        async def blocked() -> AsyncIterator[Any]:
             task = asyncio.current_task()
             active = [active for active in worker.supervisor._active.values() if active.task is task]
             if active and active[0].sink.committing_since_s is not None and not stuck.is_set():
                 stuck.set()
                 await asyncio.Event().wait()
-            async with transaction(tenant_id) as tx:
+            async with one_statement() as tx:
                 yield tx
 
-        monkeypatch.setattr(worker.database, "transaction", blocked)
+        monkeypatch.setattr(worker.database, "one_statement", blocked)
         session = await new_session(database)
         await post(database, session, "say: hello")
         await worker.supervisor.take()
@@ -731,11 +731,11 @@ async def test_run_that_is_claimed_while_the_worker_drains_is_handed_back(
 ) -> None:
     is_claimed, go_on = asyncio.Event(), asyncio.Event()
     async with working(database_url, redis_url, wakes=False) as worker:
-        transaction = worker.database.transaction
+        one_statement = worker.database.one_statement
 
         @asynccontextmanager
-        async def slow(tenant_id: Any = None) -> AsyncIterator[Any]:
-            async with transaction(tenant_id) as tx:
+        async def slow() -> AsyncIterator[Any]:
+            async with one_statement() as tx:
                 yield tx
             if not is_claimed.is_set():
                 is_claimed.set()
@@ -743,7 +743,7 @@ async def test_run_that_is_claimed_while_the_worker_drains_is_handed_back(
 
         session = await new_session(database)
         await post(database, session, "say: hello")
-        monkeypatch.setattr(worker.database, "transaction", slow)
+        monkeypatch.setattr(worker.database, "one_statement", slow)
         taking = asyncio.create_task(worker.supervisor.take())
         await is_claimed.wait()
         taking.cancel()  # as arq does with a job

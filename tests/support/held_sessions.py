@@ -14,7 +14,7 @@ from db.admission import Admission, AnswerInput, Input, InterruptInput, PromptIn
 from db.agents import create_agent
 from db.engine import Database, Transaction
 from db.errors import DatabaseBusy
-from db.holds import Claim, Hold, claim_run, renew_lease
+from db.holds import Claim, Hold, claim_next, renew_lease
 from db.ids import public, to_uuid
 from db.sessions import create_session
 from db.snapshots import load_snapshot
@@ -124,8 +124,7 @@ async def steady_worker(database: Database) -> str:
 async def claim(database: Database, worker_id: str) -> Claim | None:
     """One try; None too when all that could be taken is locked."""
     try:
-        async with database.transaction() as tx:
-            return await claim_run(tx, worker_id=worker_id)
+        return await claim_next(database, worker_id=worker_id)
     except DatabaseBusy:
         return None
 

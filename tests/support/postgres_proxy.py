@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 SOCKET = ".s.PGSQL.5432"
 COMMIT = b"Q\x00\x00\x00\x0bCOMMIT\x00"  # asyncpg sends it as a simple query of its own
+# A step that is stored by one statement commits by being executed: prepared under a name, then bound by it.
+PREPARED_STEP = re.compile(rb"P....(\w+)\x00WITH fence AS", re.DOTALL)
+BOUND = re.compile(rb"B....\x00(\w+)\x00", re.DOTALL)
 
 
 class PostgresProxy:
     """A proxy on a Unix socket of its own.
 
-    `lose_commits`: of so many transactions to come the server gets the COMMIT and the client no answer, but
-    the end of its connection. `delivered`: set when the server has answered such a COMMIT.
+    `lose_commits`: of so many transactions to come the server gets the COMMIT, or the step that is one by
+    itself, and the client no answer, but the end of its connection. `delivered`: set when the server has
+    answered such a one.
     """
 
     def __init__(self, database_url: str, folder: Path) -> None:
@@ -83,10 +88,13 @@ class PostgresProxy:
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_lost: asyncio.Event
     ) -> None:
+        steps: set[bytes] = set()
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._flows.wait()
-                if self.lose_commits and COMMIT in data:
+                steps.update(PREPARED_STEP.findall(data))
+                commits = COMMIT in data or not steps.isdisjoint(BOUND.findall(data))
+                if self.lose_commits and commits:
                     self.lose_commits -= 1
                     is_lost.set()
                 writer.write(data)
