@@ -166,6 +166,7 @@ _TEXTS = {
     "provider_auth": "The model API refused the configured key.",
     "model_not_found": "The model API does not know this model.",
     "request_rejected": "The model API rejected the request.",
+    "rejected_without_reason": "The model API rejected the request.",
     "unknown_model": "No configured provider offers this model.",
 }
 

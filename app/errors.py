@@ -145,6 +145,7 @@ STATUS: dict[type[Exception], int] = {
     providers.errors.AuthRefused: 502,
     providers.errors.ModelNotFound: 422,
     providers.errors.RequestRejected: 502,
+    providers.errors.UnclassifiedRejection: 502,
     providers.errors.UnknownModel: 422,
     tools.errors.ToolError: 422,
     tools.errors.InvalidArguments: 422,

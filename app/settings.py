@@ -51,6 +51,26 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError("a price must be a number of at least 0")
 
 
+class ModelFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model can do that the tables do not know. What is left out is as the tables have it."""
+
+    tools: bool | None = None
+    images: bool | None = None
+    thinking: bool | None = None
+    output_schema: bool | None = None
+    context_window_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    safe_usage_ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
+class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds for one vendor's answers. What is left out is as for all vendors."""
+
+    first_event_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    idle_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    total_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+
+
 class SettingsError(Exception):
     """The environment is not usable. `problems` has a line for each fault and names no secret value."""
 
@@ -137,6 +157,55 @@ class Settings(Struct, frozen=True, kw_only=True):
     litellm_base_url: HttpUrl | None = None
     ollama_api_key: ApiKeys | None = None
     ollama_base_url: HttpUrl | None = None
+    ollama_context_tokens: Annotated[
+        int,
+        Meta(ge=256, le=10_000_000, description="Window asked of Ollama where a model's file names none."),
+    ] = 16_384
+    ollama_keep_alive: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^-?\d+(\.\d+)?(ms|s|m|h)?$",
+                description="How long Ollama keeps a model loaded, such as `10m`; -1 for ever.",
+            ),
+        ]
+        | None
+    ) = None
+    openrouter_app_url: (
+        Annotated[HttpUrl, Meta(description="Site that OpenRouter shows as the origin of requests.")] | None
+    ) = None
+    openrouter_app_title: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=100,
+            pattern="^[ -~]+$",
+            description="Name that OpenRouter shows as the origin of requests.",
+        ),
+    ] = "Armillary"
+    provider_first_event_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="Longest wait for an answer of a model API to begin.")
+    ] = 120.0
+    provider_idle_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="Longest silence within an answer of a model API.")
+    ] = 120.0
+    provider_total_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="Longest time for one answer of a model API.")
+    ] = 3600.0
+    provider_timeouts: Annotated[
+        dict[Vendor, Timeouts],
+        Meta(
+            description="JSON object: a vendor (`openai_chat`) to its own `first_event_s`, `idle_s`,"
+            " `total_s`."
+        ),
+    ] = {}
+    capability_overrides: Annotated[
+        dict[str, ModelFacts],
+        Meta(
+            description="JSON object: `vendor:model` to any of `tools`, `images`, `thinking`,"
+            " `output_schema`, `context_window_tokens`, `max_output_tokens`, `safe_usage_ratio`."
+        ),
+    ] = {}
     price_overrides: Annotated[
         dict[str, Price],
         Meta(

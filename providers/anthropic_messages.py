@@ -89,14 +89,7 @@ class AnthropicMessages:
 
     def capabilities(self, model: str) -> Capabilities:
         """From a table of the vendor's models; an unknown one counts as able to use tools and see."""
-        row = claude_model(model)
-        return Capabilities(
-            tools=True,
-            images=True,
-            thinking=row.thinking != "none",
-            context_window_tokens=row.context_window_tokens,
-            max_output_tokens=row.max_output_tokens,
-        )
+        return claude_model(model).capabilities
 
     async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderEvent]:
         names = ToolNames(tool.name for tool in request.tools)

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from providers.types import Capabilities
+
 Thinking = Literal["adaptive", "budget", "none"]
 
 FULL_EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -22,6 +24,7 @@ class ClaudeModel:
     `thinks_by_default`: it thinks when the parameter is left out.
     `off`: the `thinking.type` that turns thinking off; None where it cannot be turned off.
     `binds_thinking`: it refuses replayed thinking when anything before it has changed.
+    `takes_schema`: its answer can be held to a JSON Schema.
     """
 
     context_window_tokens: int | None = 1_000_000
@@ -32,6 +35,18 @@ class ClaudeModel:
     off: str | None = "disabled"
     accepts_forced_tool: bool = True
     binds_thinking: bool = False
+    takes_schema: bool = True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            tools=True,
+            images=True,
+            thinking=self.thinking != "none",
+            output_schema=self.takes_schema,
+            context_window_tokens=self.context_window_tokens,
+            max_output_tokens=self.max_output_tokens,
+        )
 
 
 _ALWAYS_THINKS = ClaudeModel(off=None)
@@ -72,7 +87,12 @@ _MODELS = {
 # Other servers speak this API too. 8,192 output tokens are accepted by every model of this vendor and by
 # the compatible servers that check at all; the window is not known.
 _UNKNOWN = ClaudeModel(
-    context_window_tokens=None, max_output_tokens=8_192, thinking="none", efforts=(), thinks_by_default=False
+    context_window_tokens=None,
+    max_output_tokens=8_192,
+    thinking="none",
+    efforts=(),
+    thinks_by_default=False,
+    takes_schema=False,
 )
 
 _DATE = re.compile(r"(-latest|[-@]\d{8})$", re.ASCII)

@@ -5,9 +5,10 @@ from datetime import datetime
 from decimal import Decimal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from providers.pricing import ModelPrice, listed_model, listed_price
-from providers.types import Capabilities
+from providers.types import Capabilities, JsonObject
 from providers.vendors import VENDORS
 
 # Source: the vendors' model lists by way of genai-prices 0.2.3 and the SDKs, read 2026-11-30. The order is
@@ -72,7 +73,7 @@ def list_models(
     *,
     configured: Collection[str],
     prices: Mapping[str, ModelPrice],
-    capabilities: Mapping[str, Capabilities],
+    capabilities: Mapping[str, JsonObject],
 ) -> tuple[ModelEntry, ...]:
     """All known models with the prices of the moment `at` (aware). Loads the price list.
 
@@ -91,7 +92,9 @@ def list_models(
             vendor=vendor,
             api=VENDORS[vendor].api,
             display_name=_display_name(vendor, model),
-            capabilities=capabilities.get(f"{vendor}:{model}") or VENDORS[vendor].capabilities(model),
+            capabilities=replace(
+                VENDORS[vendor].capabilities(model), **capabilities.get(f"{vendor}:{model}", {})
+            ),
             prices=prices.get(f"{vendor}:{model}") or prices.get(model) or _tabled_price(vendor, model, at),
             is_configured=vendor in configured,
         )

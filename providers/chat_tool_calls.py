@@ -172,4 +172,4 @@ def _text(value: Any) -> str:
 def _argument_text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return "" if value is None else json.dumps(value)
+    return "" if value is None else json.dumps(value, ensure_ascii=False)

@@ -13,6 +13,7 @@ ProviderError
 ├── AuthRefused        the key is wrong or may not do this
 ├── ModelNotFound      the API does not know the model
 ├── RequestRejected    the API refuses the request as it is
+│   └── UnclassifiedRejection  a proxy says so without saying why: once more may help
 └── UnknownModel       no provider of ours goes by this name (raised before any request)
 """
 
@@ -100,6 +101,11 @@ class ModelNotFound(ProviderError):
 
 class RequestRejected(ProviderError):
     code = "request_rejected"
+
+
+class UnclassifiedRejection(RequestRejected):
+    code = "rejected_without_reason"
+    is_retryable = True
 
 
 class UnknownModel(ProviderError):

@@ -1,15 +1,29 @@
 """The adapter for the Chat Completions API and the many servers that speak it."""
 
-from collections.abc import AsyncGenerator, Iterator
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Any
 
 from providers.chat_tool_calls import ToolCallAssembler
-from providers.errors import BadPayload, RequestTimedOut, StreamTruncated
+from providers.errors import (
+    AuthRefused,
+    BadPayload,
+    ModelNotFound,
+    RequestRejected,
+    RequestTimedOut,
+    StreamTruncated,
+)
 from providers.openai_chat_endpoint import GENERIC_CHAT, OPENAI_CHAT, ChatEndpoint
+from providers.openai_chat_models import (
+    chat_capabilities,
+    model_names,
+    told_capabilities,
+    told_facts,
+)
 from providers.openai_chat_request import chat_body
 from providers.openai_chat_returned import ReturnedFields
-from providers.openai_models import model_family
 from providers.openai_sse import text_or_none
 from providers.openai_transport import Exchange, OpenAITransport
 from providers.openai_usage import chat_usage
@@ -17,6 +31,7 @@ from providers.tool_names import ToolNames
 from providers.types import (
     Capabilities,
     JsonObject,
+    ListedModel,
     MessageEnd,
     MessageStart,
     NativeBlocks,
@@ -43,10 +58,10 @@ _FAILED = ("error", "network_error")
 
 class OpenAIChat:
     """Chat Completions. `endpoint` says how the server differs; None: OpenAI's own, or a cautious default
-    where a `base_url` is given.
+    where a `base_url` is given. `headers` go with every request.
 
-    `requires_finish_reason`: an answer without one is truncated, else `[DONE]` is enough.
-    `first_event_timeout_s` bounds the wait for the first byte of the answer, `idle_timeout_s` each later one.
+    `requires_finish_reason` None: as the endpoint says. `first_event_timeout_s` bounds the wait for the first
+    byte of the answer, `idle_timeout_s` each later one.
     """
 
     api: str = API
@@ -58,26 +73,51 @@ class OpenAIChat:
         base_url: str | None = None,
         first_event_timeout_s: float = 120.0,
         idle_timeout_s: float = 120.0,
-        requires_finish_reason: bool = True,
+        requires_finish_reason: bool | None = None,
         endpoint: ChatEndpoint | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._endpoint = endpoint or (OPENAI_CHAT if base_url is None else GENERIC_CHAT)
-        self._requires_finish_reason = requires_finish_reason
+        self._requires_finish_reason = (
+            self._endpoint.requires_finish_reason
+            if requires_finish_reason is None
+            else requires_finish_reason
+        )
+        self._told: dict[str, Capabilities] = {}
         self._transport = OpenAITransport(
             api_key=api_key,
             base_url=base_url,
             first_event_timeout_s=first_event_timeout_s,
             idle_timeout_s=idle_timeout_s,
+            headers=headers,
+            is_proxy=self._endpoint.is_proxy,
         )
 
     def capabilities(self, model: str) -> Capabilities:
-        return model_family(model).capabilities
+        """From what the server has told of its models, else from the tables."""
+        return self._told.get(model) or chat_capabilities(model, self._endpoint)
+
+    async def list_models(self) -> tuple[ListedModel, ...]:
+        """The models that the server names, with what it tells of them. Raises: ProviderError."""
+        told = {}
+        if (path := self._endpoint.model_facts_path) is not None:
+            with contextlib.suppress(
+                AuthRefused, ModelNotFound, RequestRejected
+            ):  # it may be for admins only
+                facts = told_facts(await self._transport.ask(path))
+                told = {name: told_capabilities(self._table(name), fields) for name, fields in facts.items()}
+        names = told or model_names(await self._transport.ask("/models"))
+        self._told = told
+        return tuple(ListedModel(model=name, capabilities=self.capabilities(name)) for name in names)
+
+    def _table(self, model: str) -> Capabilities:
+        return chat_capabilities(model, self._endpoint)
 
     async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderEvent, None]:
         names = ToolNames(spec.name for spec in request.tools)
         body = chat_body(request, self._endpoint, names, self.api)
-        reading = _Reading(request.model, self._endpoint, names)
         async with self._transport.exchange("/chat/completions", body) as exchange:
+            reading = _Reading(request.model, self._endpoint, names, exchange.headers)
             async with aclosing(self._read(exchange, reading)) as events:
                 async for event in events:
                     yield event
@@ -113,7 +153,9 @@ class OpenAIChat:
 class _Reading:
     """What has been read of one answer."""
 
-    def __init__(self, model: str, endpoint: ChatEndpoint, names: ToolNames) -> None:
+    def __init__(
+        self, model: str, endpoint: ChatEndpoint, names: ToolNames, headers: Mapping[str, str]
+    ) -> None:
         self.finish_reason: str | None = None
         self.is_done = False
         self._model = model
@@ -125,7 +167,8 @@ class _Reading:
         self._open: tuple[type[TextDelta] | type[ThinkingDelta], int] | None = None
         self._calls = ToolCallAssembler(next_index=self._next_index, agent_name=names.from_wire)
         self._returned = ReturnedFields(endpoint.returned_fields)
-        self._usage: JsonObject = {}
+        cost = headers.get(endpoint.cost_header) if endpoint.cost_header else None
+        self._usage: JsonObject = {} if cost is None else {"cost": cost}
 
     def _next_index(self) -> int:
         self._open = None
@@ -184,7 +227,7 @@ class _Reading:
         merged = self._usage | {key: value for key, value in raw.items() if value is not None}
         if merged != self._usage:
             self._usage = merged
-            yield UsageUpdate(usage=chat_usage(merged, reports_cost=self._endpoint.reports_cost))
+            yield UsageUpdate(usage=chat_usage(merged, cost=self._endpoint.cost))
 
     def read_whole(self, exchange: Exchange, answer: JsonObject) -> Iterator[ProviderEvent]:
         """The events of an answer that came as one document. It is complete, whatever its reason."""

@@ -47,6 +47,9 @@ def chat_body(request: ProviderRequest, endpoint: ChatEndpoint, names: ToolNames
         body[endpoint.cache_key_field] = bounded_key(request.cache_key)
     if endpoint.end_user_field and request.end_user_id:
         body[endpoint.end_user_field] = hashlib.sha256(request.end_user_id.encode()).hexdigest()
+    if request.output_schema is not None and endpoint.schema_field:
+        schema = {"name": "answer", "schema": request.output_schema, "strict": True}
+        body[endpoint.schema_field] = {"type": "json_schema", "json_schema": schema}
     return body | _effort(request, endpoint, family) | request.extra_body
 
 
@@ -83,7 +86,10 @@ def _effort(request: ProviderRequest, endpoint: ChatEndpoint, family: ModelFamil
         if request.tools and family.chat_tools_need_effort_none:
             return {"reasoning_effort": "none"}
         levels = tuple(level for level in levels if level != "max")
-    level = nearest_effort(levels, request.think_effort)
+    wanted = request.think_effort
+    if endpoint.thinks_unless_told and request.tools and request.tool_choice.type in ("any", "tool"):
+        wanted = 0.0  # the caller named the tool, so thinking gives way
+    level = nearest_effort(levels, wanted)
     if level is None or endpoint.effort_style == "none":
         return {}
     if endpoint.effort_style == "reasoning_object":

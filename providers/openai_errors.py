@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from providers.errors import ProviderError
+from providers.errors import ProviderError, RequestRejected, UnclassifiedRejection
 from providers.http_errors import error_class, log_message, parse_retry_after
 
 # Inside a stream the status is 200, and the code says what it would have been. Codes of the Responses API,
@@ -43,26 +43,43 @@ _STATUS_OF_CODE: Mapping[str, int] = {
     "failed_to_download_image": 400,
     "unsupported_image_media_type": 400,
 }
+_REQUEST_ID_HEADERS = ("x-request-id", "x-generation-id", "x-litellm-call-id")
 _REJECTED_PREFIXES = ("invalid_", "image_", "empty_image")
 
 
 def http_error(
-    status: int, headers: Mapping[str, str], body: bytes, *, now: datetime, secrets: tuple[str, ...]
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    now: datetime,
+    secrets: tuple[str, ...],
+    is_proxy: bool = False,
 ) -> ProviderError:
-    """The error for an answer with a status of 400 or more. `headers` find lower-case names."""
+    """The error for an answer with a status of 400 or more. `headers` find lower-case names.
+
+    `is_proxy`: a refusal of it that has no code but its status is one that it could not classify.
+    """
     try:
         decoded: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         decoded = body.decode("utf-8", "replace")
     codes, message = _codes_and_message(decoded)
     kind = error_class(status, codes=codes, message=message)
+    if is_proxy and kind is RequestRejected and set(codes) <= {str(status), "None"}:
+        kind = UnclassifiedRejection
     return kind(
         log_message(message or f"the API answered with status {status}", secrets=secrets),
         status=status,
         vendor_code=codes[0] if codes else None,
         retry_after_s=parse_retry_after(headers, now=now),
-        request_id=headers.get("x-request-id"),
+        request_id=request_id_in(headers),
     )
+
+
+def request_id_in(headers: Mapping[str, str]) -> str | None:
+    """The server's id of a request, for support; each vendor has its own name for it."""
+    return next((headers[name] for name in _REQUEST_ID_HEADERS if headers.get(name)), None)
 
 
 def stream_error(error: Any, *, request_id: str | None, secrets: tuple[str, ...]) -> ProviderError:

@@ -38,6 +38,7 @@ class ModelFamily(Struct, frozen=True, kw_only=True):
     context_window_tokens: int | None = None
     max_output_tokens: int | None = None
     chat_tools_need_effort_none: bool = False
+    output_schema: bool = True
 
     @property
     def is_reasoning(self) -> bool:
@@ -49,6 +50,7 @@ class ModelFamily(Struct, frozen=True, kw_only=True):
             tools=self.tools,
             images=self.images,
             thinking=self.is_reasoning,
+            output_schema=self.output_schema,
             context_window_tokens=self.context_window_tokens,
             max_output_tokens=self.max_output_tokens,
         )
@@ -150,7 +152,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
     # Guesses for what came out after this table: the efforts that every reasoning family accepts.
     ModelFamily(pattern=r"gpt-([5-9]|\d\d).*|o\d+(-.*)?", efforts=_CLASSIC),
 )
-_UNKNOWN = ModelFamily(pattern=".*", images=False)
+_UNKNOWN = ModelFamily(pattern=".*", images=False, output_schema=False)
 _COMPILED = tuple((re.compile(family.pattern), family) for family in FAMILIES)
 
 

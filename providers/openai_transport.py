@@ -6,15 +6,16 @@ The SDK sends and authenticates; what it would retry, parse or swallow is left t
 import asyncio
 import contextlib
 import importlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from providers.errors import BadPayload, ProviderError, RequestRejected, RequestTimedOut, StreamTruncated
 from providers.http_errors import transport_error
-from providers.openai_errors import http_error, stream_error
+from providers.openai_errors import http_error, request_id_in, stream_error
 from providers.openai_sse import Frame, SseReader, decode_json, quote
 from providers.types import JsonObject
 
@@ -26,6 +27,7 @@ OPENAI_BASE_URL = "https://api.openai.com/v1"
 CONNECT_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 30.0
 POOL_TIMEOUT_S = 10.0
+ASIDE_TIMEOUT_S = 10.0  # for a question about models
 DRAIN_S = 0.1  # for the few bytes behind the last frame; a connection that has them is used again
 NO_KEY = "none"  # local servers need no key, but an empty bearer token is an illegal header
 
@@ -53,7 +55,8 @@ class Exchange:
         self._wait_s = first_wait_s
         self._idle_timeout_s = idle_timeout_s
         self._secrets = secrets
-        self.request_id: str | None = response.headers.get("x-request-id")
+        self.headers: Mapping[str, str] = response.headers
+        self.request_id = request_id_in(self.headers)
 
     def __aiter__(self) -> Self:
         return self
@@ -140,16 +143,28 @@ class Exchange:
 
 
 class OpenAITransport:
-    """The connections to one base URL with one key. Built without I/O; the SDK is imported at first use."""
+    """The connections to one base URL with one key. Built without I/O; the SDK is imported at first use.
+
+    `headers` go with every request. `is_proxy`: refusals without a reason are told apart from others.
+    """
 
     def __init__(
-        self, *, api_key: str, base_url: str | None, first_event_timeout_s: float, idle_timeout_s: float
+        self,
+        *,
+        api_key: str,
+        base_url: str | None,
+        first_event_timeout_s: float,
+        idle_timeout_s: float,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        is_proxy: bool = False,
     ) -> None:
         self._api_key = api_key
         self._base_url = base_url or OPENAI_BASE_URL
         self._first_event_timeout_s = first_event_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._secrets = (api_key,)
+        self._headers = dict(headers)
+        self._is_proxy = is_proxy
         self._client: AsyncOpenAI | None = None
 
     async def _connected(self) -> "AsyncOpenAI":
@@ -161,6 +176,7 @@ class OpenAITransport:
             self._client = AsyncOpenAI(
                 api_key=self._api_key or NO_KEY,
                 base_url=self._base_url,
+                default_headers=self._headers,
                 max_retries=0,
                 timeout=httpx2.Timeout(
                     None, connect=CONNECT_TIMEOUT_S, write=WRITE_TIMEOUT_S, pool=POOL_TIMEOUT_S
@@ -196,13 +212,29 @@ class OpenAITransport:
         finally:
             await exchange.aclose()
 
+    async def ask(self, path: str) -> JsonObject:
+        """The document at `path`.
+
+        Raises: ProviderError.
+        """
+        client = await self._connected()
+        import httpx2
+
+        deadline = asyncio.get_running_loop().time() + ASIDE_TIMEOUT_S
+        with self._vendor_errors(ASIDE_TIMEOUT_S):
+            async with asyncio.timeout_at(deadline):
+                response = await client.get(path, cast_to=httpx2.Response)
+        value = decode_json(response.content)
+        if not isinstance(value, dict):
+            raise BadPayload(f"the answer is not an object: {quote(response.content)}")
+        return value
+
     async def _send(
         self, client: "AsyncOpenAI", path: str, content: bytes, deadline: float
     ) -> "httpx2.Response":
-        import httpx2
-        from openai import APIConnectionError, APIStatusError, AsyncStream, OpenAIError
+        from openai import AsyncStream
 
-        try:
+        with self._vendor_errors(self._first_event_timeout_s):
             async with asyncio.timeout_at(deadline):
                 stream = await client.post(
                     path,
@@ -212,8 +244,16 @@ class OpenAITransport:
                     stream=True,
                     stream_cls=AsyncStream[object],
                 )
+        return stream.response
+
+    @contextlib.contextmanager
+    def _vendor_errors(self, waited_s: float) -> Iterator[None]:
+        import httpx2
+        from openai import APIConnectionError, APIStatusError, OpenAIError
+
+        try:
+            yield
         except TimeoutError as error:
-            waited_s = self._first_event_timeout_s
             raise RequestTimedOut(f"the API did not answer within {waited_s:.0f} s") from error
         except APIStatusError as error:
             answer = error.response
@@ -223,6 +263,7 @@ class OpenAITransport:
                 answer.content,
                 now=datetime.now(UTC),
                 secrets=self._secrets,
+                is_proxy=self._is_proxy,
             ) from error
         except APIConnectionError as error:
             raise transport_error(error.__cause__ or error, is_answering=False) from error
@@ -230,7 +271,6 @@ class OpenAITransport:
             raise transport_error(error, is_answering=False) from error
         except (OpenAIError, UnicodeEncodeError) as error:
             raise RequestRejected(f"the request cannot be sent ({type(error).__name__})") from error
-        return stream.response
 
     async def aclose(self) -> None:
         client, self._client = self._client, None

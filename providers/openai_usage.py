@@ -2,7 +2,7 @@
 
 import math
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Literal
 
 from providers.types import JsonObject, Usage
 
@@ -18,15 +18,16 @@ def responses_usage(raw: JsonObject) -> Usage:
     )
 
 
-def chat_usage(raw: JsonObject, *, reports_cost: bool) -> Usage:
-    """From the `usage` of a chunk. `reports_cost`: the endpoint states what it bills."""
+def chat_usage(raw: JsonObject, *, cost: Literal["no", "exact", "positive"]) -> Usage:
+    """From the `usage` of a chunk. `cost`: whether the endpoint states what it bills, 0 included or not."""
+    billed = None if cost == "no" else _cost(raw)
     return _usage(
         raw,
         raw.get("prompt_tokens"),
         raw.get("completion_tokens"),
         "prompt_tokens_details",
         "completion_tokens_details",
-        cost_usd=_cost(raw) if reports_cost else None,
+        cost_usd=None if cost == "positive" and not billed else billed,
     )
 
 

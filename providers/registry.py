@@ -2,26 +2,36 @@
 
 import re
 import threading
+from collections.abc import Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from providers.catalogue import ModelEntry, find_vendor_of, list_models
 from providers.errors import UnknownModel
 from providers.pricing import ModelPrice, Price, load_price_list, price
 from providers.rotation import KeyRotation
-from providers.types import Capabilities, Provider, Usage
+from providers.time_limit import TimeLimit
+from providers.types import Capabilities, JsonObject, Provider, Usage
 from providers.vendors import VENDORS, Vendor
 
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,200}")
 
 
 class VendorSettings(Struct, frozen=True, kw_only=True):
-    """Access to one vendor: keys to rotate over, and where its API is (None: the vendor's own address)."""
+    """Access to one vendor: keys to rotate over, and where its API is (None: the vendor's own address).
+
+    The time-outs win over those for all vendors. `options` are further arguments of the vendor's adapter.
+    """
 
     api_keys: tuple[str, ...] = ()
     base_url: str | None = None
+    first_event_timeout_s: float | None = None
+    idle_timeout_s: float | None = None
+    total_timeout_s: float | None = None
+    options: Mapping[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"VendorSettings({len(self.api_keys)} keys)"
@@ -30,14 +40,18 @@ class VendorSettings(Struct, frozen=True, kw_only=True):
 class ProviderSettings(Struct, frozen=True, kw_only=True):
     """Plain data, by the names of `providers.vendors` (`openai-chat`, with a hyphen).
 
-    `prices` and `capabilities` win over the tables, by `vendor:model` (prices also by the model alone).
+    The time-outs: to the first event of an answer, between two of them, and for all of one (None: the run's
+    own limit only). A vendor's row or settings may have others. `prices` win over the price list, by
+    `vendor:model` or the model alone; `capabilities` are the fields of `Capabilities` that win over what the
+    tables and servers say, by `vendor:model`.
     """
 
     vendors: dict[str, VendorSettings] = {}
     prices: dict[str, ModelPrice] = {}
-    capabilities: dict[str, Capabilities] = {}
+    capabilities: dict[str, JsonObject] = {}
     first_event_timeout_s: float = 120.0
     idle_timeout_s: float = 120.0
+    total_timeout_s: float | None = None
 
 
 class ResolvedModel(NamedTuple):
@@ -89,12 +103,16 @@ class Registry:
         )
 
     def capabilities(self, name: str) -> Capabilities:
-        """What a model can do, from the settings or the tables. Imports no SDK and does no I/O.
+        """What a model can do, from the settings, the tables, and what its server has said so far.
+
+        Imports no SDK and does no I/O.
 
         Raises: UnknownModel, as `check_model`.
         """
         vendor, model = self._find(name)
-        return self._settings.capabilities.get(f"{vendor.name}:{model}") or vendor.capabilities(model)
+        made = self._providers.get(vendor.name)  # it may have asked its server
+        known = vendor.capabilities(model) if made is None else made.capabilities(model)
+        return replace(known, **self._settings.capabilities.get(f"{vendor.name}:{model}", {}))
 
     def price(self, vendor: str, model: str, usage: Usage, at: datetime) -> Price:
         """The cost of a request, with the prices of the settings.
@@ -161,8 +179,6 @@ class Registry:
     def _problem(self, vendor: Vendor) -> str | None:
         """Why a vendor cannot be used here, or None."""
         access = self._access(vendor)
-        if vendor.make is None:
-            return f"the provider `{vendor.name}` is not available yet"
         if vendor.needs_base_url and access.base_url is None:
             return f"{vendor.title} has no address; set {vendor.base_url_setting}"
         if vendor.name == "rehearsal" or access.api_keys:
@@ -183,16 +199,19 @@ class Registry:
             return self._providers[vendor.name]
 
     def _make(self, vendor: Vendor) -> Provider:
-        if vendor.make is None:
-            raise UnknownModel(f"the provider `{vendor.name}` is not available yet")
         access = self._access(vendor)
+        general = self._settings
+        first_s = access.first_event_timeout_s or vendor.first_event_timeout_s
         providers = [
             vendor.make(
                 api_key=key,
                 base_url=access.base_url or vendor.default_base_url,
-                first_event_timeout_s=self._settings.first_event_timeout_s,
-                idle_timeout_s=self._settings.idle_timeout_s,
+                first_event_timeout_s=first_s or general.first_event_timeout_s,
+                idle_timeout_s=access.idle_timeout_s or general.idle_timeout_s,
+                **access.options,
             )
             for key in access.api_keys or ("",)
         ]
-        return providers[0] if len(providers) == 1 else KeyRotation(providers)
+        provider = providers[0] if len(providers) == 1 else KeyRotation(providers)
+        total_s = access.total_timeout_s or general.total_timeout_s
+        return provider if total_s is None else TimeLimit(provider, total_s)

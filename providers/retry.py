@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from providers.errors import BadPayload, ProviderError
+from providers.errors import BadPayload, ProviderError, UnclassifiedRejection
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
@@ -20,14 +20,17 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     base_s: float = 1.0
     cap_s: float = 30.0
     longest_retry_after_s: float = 60.0
-    max_bad_payload_attempts: int = 2  # an answer that is no answer seldom gets better
+    max_doubtful_attempts: int = (
+        2  # an answer that is no answer, or a refusal without a reason, seldom passes
+    )
 
     def delay_s(self, error: ProviderError, attempt: int, random: Callable[[], float]) -> float | None:
         """Seconds to wait after attempt number `attempt` (from 1) failed with `error`; None: give up.
 
         `random` gives numbers from 0 to below 1. A `retry_after_s` that is no positive number counts as none.
         """
-        most = self.max_bad_payload_attempts if isinstance(error, BadPayload) else self.max_attempts
+        is_doubtful = isinstance(error, BadPayload | UnclassifiedRejection)
+        most = self.max_doubtful_attempts if is_doubtful else self.max_attempts
         if not error.is_retryable or attempt >= min(most, self.max_attempts):
             return None
         backoff_s = min(self.cap_s, self.base_s * 2.0 ** min(attempt - 1, 60))

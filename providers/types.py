@@ -7,7 +7,7 @@ Postgres, on the wire and in the API documents. Unknown fields are ignored when 
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Meta, Struct
 
@@ -131,7 +131,8 @@ class ProviderRequest(Struct, frozen=True, kw_only=True):
 
     `model` is the vendor's own name, without our prefix. `system` and `tools` form a byte-stable prefix.
     `think_effort` None leaves the choice to the API. `cache_key` is the same for all requests of a session.
-    `extra_body` is merged into the request body last.
+    `output_schema` is a JSON Schema of type object that the answer's text must fit; for models that have
+    `Capabilities.output_schema`. `extra_body` is merged into the request body last.
     """
 
     model: str
@@ -143,15 +144,17 @@ class ProviderRequest(Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     cache_key: str | None = None
     end_user_id: str | None = None
+    output_schema: JsonObject | None = None
     extra_body: JsonObject = {}
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a model can do. None: not known."""
+    """What a model can do. None: not known. `output_schema`: it can be held to a JSON Schema."""
 
     tools: bool = True
     images: bool = False
     thinking: bool = False
+    output_schema: bool = False
     context_window_tokens: int | None = None
     max_output_tokens: int | None = None
     safe_usage_ratio: float = 0.5
@@ -265,6 +268,22 @@ ProviderEvent = (
     | UsageUpdate
     | MessageEnd
 )
+
+
+class ListedModel(Struct, frozen=True, kw_only=True):
+    """A model that a server says it has. `model` is the vendor's own name."""
+
+    model: str
+    capabilities: Capabilities
+
+
+@runtime_checkable
+class ModelLister(Protocol):
+    """What an adapter has besides, when its API can say which models there are."""
+
+    async def list_models(self) -> tuple[ListedModel, ...]:
+        """The models of this server. Raises: ProviderError."""
+        ...
 
 
 class Provider(Protocol):

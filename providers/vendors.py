@@ -7,27 +7,28 @@ from msgspec import Struct
 
 from providers.types import Capabilities, Provider
 
-MakeProvider = Callable[..., Provider]  # called with api_key, base_url and the two time-outs
+MakeProvider = Callable[..., Provider]  # called with api_key, base_url, two time-outs and the `options`
 
 
 class Vendor(Struct, frozen=True, kw_only=True):
-    """A row. `make` None: no provider of ours speaks to it yet.
+    """A row. `capabilities` answers without I/O and without an SDK.
 
-    `settings`: the first part of the names of its settings, and in `fallback_env` the vendor's own name for
-    the key. `shares_keys_of`: whose settings are used when it has none. `default_base_url` None leaves the
-    address to the adapter; `needs_base_url`: there is no such default. `needs_key`: also with a base URL.
+    `fallback_env` is the vendor's own name for the key, beside ours. `shares_keys_of`: whose settings are
+    used when it has none. `default_base_url` None leaves the address to the adapter; `needs_base_url`: there
+    is no such default. `needs_key`: also with a base URL. `first_event_timeout_s` None: as for all.
     """
 
     name: str
     title: str
     api: str
-    make: MakeProvider | None
+    make: MakeProvider
     capabilities: Callable[[str], Capabilities]
     default_base_url: str | None = None
     needs_key: bool = True
     needs_base_url: bool = False
     shares_keys_of: str | None = None
     fallback_env: str | None = None
+    first_event_timeout_s: float | None = None
 
     @property
     def key_setting(self) -> str:
@@ -77,6 +78,12 @@ def _litellm(**settings: Any) -> Provider:
     return OpenAIChat(endpoint=LITELLM_CHAT, **settings)
 
 
+def _ollama(**settings: Any) -> Provider:
+    from providers.ollama import Ollama
+
+    return Ollama(**settings)
+
+
 def _rehearsal(**_: Any) -> Provider:
     from providers.rehearsal import Rehearsal
 
@@ -86,20 +93,33 @@ def _rehearsal(**_: Any) -> Provider:
 def _claude_capabilities(model: str) -> Capabilities:
     from providers.anthropic_models import claude_model
 
-    row = claude_model(model)
-    return Capabilities(
-        tools=True,
-        images=True,
-        thinking=row.thinking != "none",
-        context_window_tokens=row.context_window_tokens,
-        max_output_tokens=row.max_output_tokens,
-    )
+    return claude_model(model).capabilities
 
 
 def _openai_capabilities(model: str) -> Capabilities:
     from providers.openai_models import model_family
 
     return model_family(model).capabilities
+
+
+def _chat_capabilities(model: str) -> Capabilities:
+    from providers.openai_chat_endpoint import GENERIC_CHAT
+    from providers.openai_chat_models import chat_capabilities
+
+    return chat_capabilities(model, GENERIC_CHAT)
+
+
+def _deepseek_capabilities(model: str) -> Capabilities:
+    from providers.openai_chat_endpoint import DEEPSEEK_CHAT
+    from providers.openai_chat_models import chat_capabilities
+
+    return chat_capabilities(model, DEEPSEEK_CHAT)
+
+
+def _ollama_capabilities(model: str) -> Capabilities:
+    from providers.ollama_models import guessed_model
+
+    return guessed_model(model).capabilities(window_tokens=None)
 
 
 def _rehearsal_capabilities(model: str) -> Capabilities:
@@ -134,7 +154,7 @@ VENDORS: dict[str, Vendor] = {
             needs_key=False,
             shares_keys_of="openai",
             api="openai_chat",
-            capabilities=_openai_capabilities,
+            capabilities=_chat_capabilities,
         ),
         Vendor(
             name="deepseek",
@@ -143,7 +163,7 @@ VENDORS: dict[str, Vendor] = {
             default_base_url="https://api.deepseek.com",
             fallback_env="DEEPSEEK_API_KEY",
             api="openai_chat",
-            capabilities=_openai_capabilities,
+            capabilities=_deepseek_capabilities,
         ),
         Vendor(
             name="openrouter",
@@ -152,7 +172,7 @@ VENDORS: dict[str, Vendor] = {
             default_base_url="https://openrouter.ai/api/v1",
             fallback_env="OPENROUTER_API_KEY",
             api="openai_chat",
-            capabilities=_openai_capabilities,
+            capabilities=_chat_capabilities,
         ),
         Vendor(
             name="litellm",
@@ -161,15 +181,17 @@ VENDORS: dict[str, Vendor] = {
             needs_key=False,
             needs_base_url=True,
             api="openai_chat",
-            capabilities=_openai_capabilities,
+            capabilities=_chat_capabilities,
         ),
         Vendor(
             name="ollama",
             title="Ollama",
-            make=None,
+            make=_ollama,
             needs_key=False,
+            needs_base_url=True,
+            first_event_timeout_s=300.0,  # a model is loaded from disk first
             api="ollama",
-            capabilities=_openai_capabilities,
+            capabilities=_ollama_capabilities,
         ),
         Vendor(
             name="rehearsal",

@@ -290,7 +290,7 @@ async def test_a_stream_that_ends_inside_a_character_is_truncated() -> None:
 async def test_done_without_a_reason_is_truncation_where_a_reason_is_required() -> None:
     """P-04."""
     with pytest.raises(StreamTruncated):
-        await events_of(content("Hello"), DONE)
+        await events_of(content("Hello"), DONE, requires_finish_reason=True)
 
 
 @pytest.mark.parametrize("reason", [None, "max_tool_calls"])
@@ -890,6 +890,7 @@ def test_capabilities_come_from_the_table_and_unknown_models_have_no_limits() ->
     assert known.images
     assert provider.capabilities("ft:gpt-4.1-mini:us::1").max_output_tokens == 32_768
     assert provider.capabilities("openai/gpt-4.1:online").max_output_tokens == 32_768
+    assert provider.capabilities("anthropic/claude-opus-4.6:online").context_window_tokens == 1_000_000
     unknown = provider.capabilities("llama-9-tiny")
     assert (unknown.context_window_tokens, unknown.thinking, unknown.tools) == (None, False, True)
     assert json.dumps(unknown.safe_usage_ratio) == "0.5"

@@ -4,6 +4,7 @@ An adapter joins the contract by a stage: it turns a `Scene` into what its API w
 """
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from providers.anthropic_messages import AnthropicMessages
+from providers.ollama import Ollama
 from providers.openai_chat import OpenAIChat
 from providers.openai_responses import OpenAIResponses
 from providers.rehearsal import Rehearsal
@@ -54,6 +56,16 @@ class Stage(Protocol):
     @property
     def failures(self) -> frozenset[str]: ...
 
+    @property
+    def stops(self) -> frozenset[Stop]:
+        """The reasons for an early end that the API can tell."""
+        ...
+
+    @property
+    def counts_cache(self) -> bool:
+        """Whether the API tells how much of the input it had in its cache."""
+        ...
+
     def play(self, scene: Scene, *, times: int = 1) -> "AbstractAsyncContextManager[Performance]":
         """A provider whose next requests, `times` of them, get this scene."""
         ...
@@ -94,6 +106,8 @@ def request_for(model: str, text: str = "Go on.") -> ProviderRequest:
 class RehearsalStage:
     name = "rehearsal"
     model = "fast"
+    stops = frozenset({Stop.MAX_TOKENS, Stop.REFUSAL})
+    counts_cache = True
     failures = frozenset(
         {
             "rate_limited", "quota_exceeded", "provider_overloaded", "provider_failed", "connection_lost",
@@ -144,6 +158,8 @@ class HttpStage:
     name: str
     model: str
     errors: Mapping[str, Answer]
+    stops = frozenset({Stop.MAX_TOKENS, Stop.REFUSAL})
+    counts_cache = True
 
     def provider(self, base_url: str) -> Provider:
         raise NotImplementedError
@@ -153,6 +169,13 @@ class HttpStage:
 
     def overloaded_frame(self) -> str | Json:
         raise NotImplementedError
+
+    def encode(self, frames: list[str | Json]) -> bytes:
+        return sse(*frames)
+
+    def first_answers(self) -> list[Answer]:
+        """The answers to what an adapter asks before its first request to a model."""
+        return []
 
     @property
     def failures(self) -> frozenset[str]:
@@ -164,7 +187,7 @@ class HttpStage:
         if scene.breaks == "overloaded":
             frames.append(self.overloaded_frame())
         answers = [
-            Answer(chunks=[sse(*frames)], end="hang" if scene.breaks == "silence" else "chunked_end")
+            Answer(chunks=[self.encode(frames)], end="hang" if scene.breaks == "silence" else "chunked_end")
             for _ in range(times)
         ]
         async with self._serving(answers) as performance:
@@ -188,11 +211,13 @@ class HttpStage:
     @asynccontextmanager
     async def _serving(self, answers: list[Answer]) -> AsyncIterator[Performance]:
         async with ModelServer() as server:
-            server.enqueue(*answers)
+            first = self.first_answers() if answers else []
+            server.enqueue(*first, *answers)
             provider = self.provider(server.base_url)
             yield Performance(provider=provider, request=request_for(self.model), answers=answers)
             await provider.aclose()
-            assert len(server.requests) == len(answers), "each stream is one request, without retries"
+            made = len(server.requests)
+            assert made == len(first) + len(answers), "each stream is one request, without retries"
 
 
 class AnthropicStage(HttpStage):
@@ -412,4 +437,71 @@ class ChatStage(HttpStage):
         return {"id": "c1", "object": "chat.completion.chunk", "model": "m1", "choices": [choice]}
 
 
-STAGES: tuple[Stage, ...] = (RehearsalStage(), AnthropicStage(), ResponsesStage(), ChatStage())
+class OllamaStage(HttpStage):
+    name = "ollama"
+    model = "qwen3:8b"
+    stops = frozenset({Stop.MAX_TOKENS})
+    counts_cache = False
+    errors: Mapping[str, Answer] = {
+        code: json_answer({"error": message}, status=status, headers=headers)
+        for code, status, message, headers in (
+            ("rate_limited", 429, "too many requests", {"retry-after": "2"}),
+            ("quota_exceeded", 402, "payment required", {}),
+            ("provider_overloaded", 503, "server busy, please try again", {}),
+            ("provider_failed", 500, "model requires more system memory", {}),
+            ("context_too_long", 400, "the input length exceeds the context length", {}),
+            ("provider_auth", 401, "unauthorized", {}),
+            ("model_not_found", 404, "model 'qwen3:8b' not found", {}),
+            ("request_rejected", 400, "invalid think value", {}),
+        )
+    }
+
+    def provider(self, base_url: str) -> Provider:
+        return Ollama(api_key=KEY, base_url=base_url)
+
+    def overloaded_frame(self) -> Json:
+        return {"error": "server busy, please try again"}
+
+    def encode(self, frames: list[str | Json]) -> bytes:
+        return b"".join(json.dumps(frame, ensure_ascii=False).encode() + b"\n" for frame in frames)
+
+    def first_answers(self) -> list[Answer]:
+        shown = {
+            "capabilities": ["completion", "tools", "thinking"],
+            "model_info": {"general.architecture": "qwen3", "qwen3.context_length": 40960},
+        }
+        return [replace(json_answer(shown), end="chunked_end")]
+
+    def frames(self, scene: Scene) -> list[str | Json]:
+        messages: list[Json] = [{"content": "", "thinking": scene.thinking}] if scene.thinking else []
+        messages += [{"content": piece} for piece in scene.text]
+        messages += [
+            {"content": "", "tool_calls": [{"function": {"name": name, "arguments": self._arguments(raw)}}]}
+            for name, raw in scene.calls
+        ]
+        frames: list[str | Json] = [self._line(message) for message in messages]
+        if scene.breaks == "none":
+            reason = "length" if scene.stop is Stop.MAX_TOKENS else "stop"
+            counts = {"prompt_eval_count": INPUT_TOKENS, "eval_count": OUTPUT_TOKENS}
+            frames.append(self._line({"content": ""}) | {"done": True, "done_reason": reason} | counts)
+        return frames
+
+    def _line(self, message: Json) -> Json:
+        return {"model": self.model, "message": {"role": "assistant"} | message, "done": False}
+
+    def _arguments(self, raw: str) -> Any:
+        """An object as the server sends it; what a model got wrong as the text that it is."""
+        try:
+            value = json.loads(raw)
+        except ValueError:
+            return raw
+        return raw if isinstance(value, str) else value
+
+
+STAGES: tuple[Stage, ...] = (
+    RehearsalStage(),
+    AnthropicStage(),
+    ResponsesStage(),
+    ChatStage(),
+    OllamaStage(),
+)

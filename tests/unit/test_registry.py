@@ -74,7 +74,7 @@ async def test_one_provider_serves_all_models_of_a_vendor() -> None:
             "ARMILLARY_OPENAI_CHAT_API_KEY or ARMILLARY_OPENAI_API_KEY, or ARMILLARY_OPENAI_CHAT_BASE_URL",
         ),
         ("litellm:x", "set ARMILLARY_LITELLM_BASE_URL"),
-        ("ollama:llama", "not available yet"),
+        ("ollama:llama", "set ARMILLARY_OLLAMA_BASE_URL"),
     ],
 )
 async def test_a_model_that_cannot_be_used_is_refused_with_what_to_do(name: str, told: str) -> None:
@@ -87,7 +87,8 @@ async def test_a_model_that_cannot_be_used_is_refused_with_what_to_do(name: str,
 
 async def test_a_local_server_needs_a_base_url_and_no_key() -> None:
     local = VendorSettings(base_url="http://127.0.0.1:9/v1")
-    registry = with_keys(openai_chat=local, litellm=local)
+    registry = with_keys(openai_chat=local, litellm=local, ollama=local)
+    assert registry.resolve("ollama:qwen3:8b").model == "qwen3:8b"
     assert registry.check_model("openai-chat:llama") == "openai-chat:llama"
     assert registry.resolve("litellm:llama").api == "openai_chat"
     await registry.aclose()
@@ -125,7 +126,7 @@ async def test_settings_win_over_the_tables() -> None:
     registry = Registry(
         ProviderSettings(
             vendors={"openai-chat": VendorSettings(base_url="http://127.0.0.1:9/v1")},
-            capabilities={"openai-chat:local": small},
+            capabilities={"openai-chat:local": {"tools": False, "context_window_tokens": 8_000}},
             prices={"openai-chat:local": free},
         )
     )
