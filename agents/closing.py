@@ -12,6 +12,7 @@ from agents.config import QueueModes
 from agents.drafts import Draft
 from agents.events import (
     AgentToolResult,
+    CancelMode,
     ErrorDetail,
     ErrorType,
     ModelUsage,
@@ -93,6 +94,15 @@ def close(draft: Draft, work: OpenWork, stop_reason: StopReason) -> None:
         draft.event(PromptWithdrawn, prompt_id=prompt.id, reason="run_cancelled")
     draft.event(StatusIdle, stop_reason=stop_reason)
     draft.ending = CloseRun(stop_reason=stop_reason, next_run=next_run(work.pending, work.modes))
+
+
+def stops_here(mode: CancelMode | None, work: OpenWork) -> bool:
+    """True when a cancel of `mode` closes a run that no worker works on, with nothing to be finished first.
+
+    A request that was lost with its worker is not finished: asking again would begin another turn.
+    """
+    is_between_turns = all(call.state == "done" for call in work.calls)
+    return mode == "now" or (mode == "after_turn" and is_between_turns)
 
 
 def requeue_step(work: OpenWork, now: datetime, *, takeover: bool) -> Step:

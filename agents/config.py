@@ -44,9 +44,9 @@ class QueueModes(Struct, frozen=True, kw_only=True):
     follow_up: QueueMode = "one_at_a_time"
 
     def of(self, delivery: str) -> QueueMode:
-        """The mode for a `delivery`. Interrupting prompts come one at a time, as they are meant."""
-        modes: dict[str, QueueMode] = {"steer": self.steering, "queue": self.follow_up}
-        return modes.get(delivery, "one_at_a_time")
+        """The mode for a `delivery`. Interrupting prompts go together: each of them is to be next."""
+        modes: dict[str, QueueMode] = {"interrupt": "all", "steer": self.steering}
+        return modes.get(delivery, self.follow_up)
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True):
@@ -73,4 +73,5 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def queue_modes(self) -> QueueModes:
+        """Both modes as what takes prompts up reads them."""
         return QueueModes(steering=self.steering_mode, follow_up=self.follow_up_mode)

@@ -140,13 +140,13 @@ class StatusTerminated(Event, frozen=True, kw_only=True, tag="session.status_ter
 
 
 class SessionRolledBack(Event, frozen=True, kw_only=True, tag="session.rolled_back"):
-    """The last run was taken back: the model no longer sees the messages from `from_position` on.
+    """The last run, `rolled_back_run_id`, was taken back; its events and its usage stay as they are.
 
-    `rolled_back_run_id` is that run; its events and its usage stay as they are.
+    `position` is that of the last message which the model still sees, 0 when there is none.
     """
 
     rolled_back_run_id: str
-    from_position: int
+    position: Annotated[int, Meta(ge=0)]
 
 
 class SessionUpdated(Event, frozen=True, kw_only=True, tag="session.updated"):

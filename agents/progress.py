@@ -69,17 +69,28 @@ class Progress:
         await self.sink.commit(step)
         self._advance(step)
 
-    async def decide(self, write: Write, *, turn: int | None = None, begins_turn: bool = False) -> None:
+    async def decide(self, write: Write, *, turn: int | None = None) -> None:
         """Stores a step that was decided on the inbox; decides again as long as something has come in.
 
-        Raises: HoldLost; Stopped when the run was cancelled or its time is over, with nothing written. A
-        cancel `after_turn` stops only what `begins_turn`.
+        Raises: HoldLost; Stopped when the run was cancelled or its time is over, with nothing written.
         """
-        while not (self._must_stop() or (begins_turn and self.stops_after_turn)):
+        while not self._must_stop():
             draft = self._written(write, turn)
             self._append_finished(draft)
             if await self._is_stored(draft):
                 return
+        raise Stopped
+
+    async def begin_turn(self, write: Write, *, turn: int) -> bool:
+        """As `decide`, for the step that begins a turn, which a cancel `after_turn` stops too.
+
+        False: the steering that was to be answered has been withdrawn; nothing was written.
+        """
+        while not (self._must_stop() or self.stops_after_turn):
+            if not self.expects_answer:
+                return False
+            if await self._is_stored(self._written(write, turn)):
+                return True
         raise Stopped
 
     async def end_turn(self, write: Write = nothing, *, turn: int | None = None) -> None:
@@ -89,8 +100,8 @@ class Progress:
         """
         while True:
             draft = self._written(write, turn)
-            if not self._goes_on():
-                close(draft, self._work(draft), StopReason(type="end_turn"))
+            if not self._goes_on(draft.turns or self.turns):
+                close(draft, self._work(draft), self._end_reason())
             if draft.is_empty or await self._is_stored(draft):
                 return
 
@@ -108,8 +119,7 @@ class Progress:
         if self._stop.cause == "timed_out":
             reason = StopReason(type="timed_out", message="The run reached its time limit.")
         else:
-            cancel = self._view.cancel
-            reason = StopReason(type="cancelled", message=None if cancel is None else cancel.reason)
+            reason = self._cancelled()
         await self.close(reason, write, turn=turn)
 
     async def fail(self, code: str, text: str, write: Write = nothing, *, turn: int | None = None) -> None:
@@ -128,7 +138,7 @@ class Progress:
     @property
     def expects_answer(self) -> bool:
         """True when the model has something to answer: new prompts, or a transcript that ends on its turn."""
-        if self.batch or self._goes_on():
+        if self.batch or self._goes_on(self.turns):
             return True
         return bool(self.messages) and self.messages[-1].role in {"user", "tool"}
 
@@ -140,7 +150,7 @@ class Progress:
     @property
     def arrivals(self) -> tuple[PendingPrompt, ...]:
         """What the next request takes up: the run's own prompts, then steering."""
-        return (*self.batch, *steering(self._view.pending, self.agent.queue_modes))
+        return (*self.batch, *steering(self._view.pending, self._view.modes))
 
     def calls_after(self, draft: Draft) -> tuple[ToolCall, ...]:
         """The calls as they are once `draft` is stored, in source order."""
@@ -150,10 +160,22 @@ class Progress:
         cancel = self._view.cancel
         return self._stop.has_stopped() or (cancel is not None and cancel.mode == "now")
 
-    def _goes_on(self) -> bool:
-        """True when steering waits that this run is to take up."""
-        is_steered = any(prompt.delivery == "steer" for prompt in self._view.pending)
-        return is_steered and not self.stops_after_turn
+    def _goes_on(self, turns: int) -> bool:
+        """True when steering waits that this run may still take up, after so many turns."""
+        may_go_on = (
+            turns < self.agent.max_turns and not self.stops_after_turn and not self._stop.has_stopped()
+        )
+        return may_go_on and bool(steering(self._view.pending, self._view.modes))
+
+    def _end_reason(self) -> StopReason:
+        """Why a run closes whose model has finished: it has, or this was to be its last turn anyway."""
+        cancel = self._view.cancel
+        is_last = cancel is not None and cancel.mode == "after_turn"
+        return self._cancelled() if is_last else StopReason(type="end_turn")
+
+    def _cancelled(self) -> StopReason:
+        cancel = self._view.cancel
+        return StopReason(type="cancelled", message=None if cancel is None else cancel.reason)
 
     def _written(self, write: Write, turn: int | None) -> Draft:
         draft = Draft(
@@ -197,7 +219,7 @@ class Progress:
             calls=self.calls_after(draft),
             batch=self.batch,
             pending=self._view.pending,
-            modes=self.agent.queue_modes,
+            modes=self._view.modes,
         )
 
     def _advance(self, step: Step) -> None:

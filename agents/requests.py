@@ -93,6 +93,8 @@ class ModelRequests:
         attempt = 1
         while True:
             exchange = await self._open(attempt)
+            if exchange is None:
+                return
             try:
                 await self._stop.guard(self._stream(exchange))
             except Stopped:
@@ -110,8 +112,11 @@ class ModelRequests:
             await self._stop.guard(self._progress.clock.sleep(delay_s))
             attempt += 1
 
-    async def _open(self, attempt: int) -> Exchange:
-        """Stores the prompts that are taken up, the span and the ledger entry, before any byte leaves."""
+    async def _open(self, attempt: int) -> Exchange | None:
+        """Stores the prompts that are taken up, the span and the ledger entry, before any byte leaves.
+
+        None: there is nothing to answer any more.
+        """
         if not await self._progress.may_start():
             raise HandOver
         target = self._target
@@ -125,8 +130,9 @@ class ModelRequests:
             self._take_up(draft)
             exchange.open(draft)
 
-        # A retry belongs to the turn that is in progress.
-        await self._progress.decide(write, turn=turn, begins_turn=attempt == 1)
+        if attempt == 1:
+            return exchange if await self._progress.begin_turn(write, turn=turn) else None
+        await self._progress.decide(write, turn=turn)  # a retry belongs to the turn that is in progress
         return exchange
 
     def _take_up(self, draft: Draft) -> None:

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from agents.config import AgentConfig
+from agents.config import AgentConfig, QueueModes
 from agents.events import CancelMode, Delivery, Event, Outcome, StopReason, UserContent
 from providers.types import JsonObject, Message, Usage
 from tools.types import ToolResult
@@ -70,11 +70,12 @@ class CancelRequest(Struct, frozen=True, kw_only=True):
 class InboxView(Struct, frozen=True, kw_only=True):
     """What has come in for a session, as of `inbox_no`.
 
-    `pending`: prompts that belong to no run yet, oldest first. `calls`: those of the last assistant message,
-    as long as the transcript lacks their results.
+    `pending`: prompts that belong to no run yet, oldest first; `modes`: how many of them go together.
+    `calls`: those of the last assistant message, as long as the transcript lacks their results.
     """
 
     inbox_no: int
+    modes: QueueModes = QueueModes()
     cancel: CancelRequest | None = None
     pending: tuple[PendingPrompt, ...] = ()
     calls: tuple[ToolCall, ...] = ()

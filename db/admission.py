@@ -9,7 +9,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from agents.closing import close_step
+from agents.closing import close_step, stops_here
 from agents.drafts import Draft
 from agents.events import (
     CancelMode,
@@ -158,13 +158,13 @@ async def edit_prompt(
 async def roll_back(tx: Transaction, *, session_id: str) -> Admission:
     """Takes the last run back that has left anything in the transcript: the model no longer sees it.
 
-    Nothing is deleted, and usage stays counted. Raises: NotFound, Conflict (`session_archived`, `run_open`,
-    `nothing_to_roll_back`).
+    Nothing is deleted, and usage stays counted. Raises: NotFound, Conflict (`session_archived`,
+    `session_busy`, `nothing_to_roll_back`).
     """
     locked = await lock_session(tx, session_id)
     if locked.run_id is not None:
         raise Conflict(
-            "run_open",
+            "session_busy",
             f"The session has an open run; cancel {public('run', locked.run_id)} first, or wait for its end.",
         )
     run_id = await tx.fetchval(
@@ -177,20 +177,20 @@ async def roll_back(tx: Transaction, *, session_id: str) -> Admission:
     if run_id is None:
         raise Conflict("nothing_to_roll_back", "No run of the session has left anything to take back.")
     # A run's messages stand together, and they are the last ones that the model sees.
-    positions = await tx.fetch(
+    await tx.execute(
         """
         UPDATE messages SET rolled_back_at = clock_timestamp()
-        WHERE session_id = $1 AND run_id = $2 AND rolled_back_at IS NULL RETURNING position
+        WHERE session_id = $1 AND run_id = $2 AND rolled_back_at IS NULL
         """,
         locked.id,
         run_id,
     )
-    draft = draft_of_session(locked)
-    draft.event(
-        SessionRolledBack,
-        rolled_back_run_id=public("run", run_id),
-        from_position=min(row["position"] for row in positions),
+    position = await tx.fetchval(
+        "SELECT coalesce(max(position), 0) FROM messages WHERE session_id = $1 AND rolled_back_at IS NULL",
+        locked.id,
     )
+    draft = draft_of_session(locked)
+    draft.event(SessionRolledBack, rolled_back_run_id=public("run", run_id), position=position)
     admission = Admission(session_id=session_id)
     await append(tx, locked, draft, admission)
     return admission
@@ -280,23 +280,18 @@ async def _cancel(
 ) -> None:
     """Running: sets the flag, its worker closes the run. Queued or waiting: closes it here and now.
 
-    The turn of a run that waits for the client is in progress: `after_turn` closes it once it is answered.
+    With `after_turn` that is only done between two turns. While calls of the turn are unfinished, as they
+    are when the client has to answer them, the flag is set, and the worker that finishes them closes the run.
     """
     assert locked.run_id is not None
-    if locked.run_state == "running" or (locked.run_state == "waiting" and mode == "after_turn"):
-        if locked.cancel_mode in (None, "after_turn") and locked.cancel_mode != mode:
-            await tx.execute(
-                """
-                UPDATE runs SET cancel_requested_at = clock_timestamp(), cancel_mode = $2, cancel_reason = $3
-                WHERE id = $1
-                """,
-                locked.run_id,
-                mode,
-                reason,
-            )
+    if locked.run_state == "running":
+        await _request_cancel(tx, locked, mode, reason)
         admission.signal_cancel = True
         return
     work = await load_work(tx, locked)
+    if not stops_here(mode, work):
+        await _request_cancel(tx, locked, mode, reason)
+        return
     stop = StopReason(type="cancelled", message=reason)
     step = close_step(work, stop, locked.now)
     fence = Fence(session_id=work.session_id, run_id=work.run_id, epoch=locked.epoch)
@@ -309,6 +304,22 @@ async def _cancel(
         admission.wake = True
         if any(event.id in following.prompt_ids for event in admission.answered):
             admission.run_id = following.id
+
+
+async def _request_cancel(
+    tx: Transaction, locked: LockedSession, mode: CancelMode, reason: str | None
+) -> None:
+    """Sets the flag, if nothing as strong was asked for before. The first moment and reason stand."""
+    if locked.cancel_mode is None or (locked.cancel_mode == "after_turn" and mode == "now"):
+        await tx.execute(
+            """
+            UPDATE runs SET cancel_requested_at = clock_timestamp(), cancel_mode = $2, cancel_reason = $3
+            WHERE id = $1
+            """,
+            locked.run_id,
+            mode,
+            reason,
+        )
 
 
 # -- shared ---------------------------------------------------------------------------------------------

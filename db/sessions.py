@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from agents.config import AgentConfig
+from agents.config import AgentConfig, QueueMode
 from db.engine import Record, Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, to_uuid
@@ -239,10 +239,12 @@ async def update_session(
     session_id: str,
     title: str | UnsetType | None = UNSET,
     metadata: dict[str, str | None] | UnsetType | None = UNSET,
+    modes: dict[str, QueueMode | None] | None = None,
 ) -> JsonObject:
     """Changes the session and gives the new values of the fields that differ now; empty when none does.
 
-    `metadata` is a patch: null removes a key, a null patch removes all. Locks the session.
+    `metadata` is a patch: null removes a key, a null patch removes all. `modes` are the queue modes to
+    override, by field of the agent; None gives up the override. Locks the session.
     Raises: NotFound, Conflict `session_archived`.
     """
     row = await _locked(tx, session_id)
@@ -255,14 +257,20 @@ async def update_session(
     new = patched(old, metadata)
     if new != old:
         changes["metadata"] = new
+    overrides: JsonObject = msgspec.json.decode(row["agent_overrides"] or "{}")
+    for field, mode in (modes or {}).items():
+        if overrides.get(field) != mode:
+            changes[field] = overrides[field] = mode
+    overrides = {field: value for field, value in overrides.items() if field not in changes or value}
     if changes:
         await tx.execute(
-            "UPDATE sessions SET title = $3, metadata = $4, updated_at = clock_timestamp()"
-            " WHERE tenant_id = $1 AND id = $2",
+            "UPDATE sessions SET title = $3, metadata = $4, agent_overrides = $5,"
+            " updated_at = clock_timestamp() WHERE tenant_id = $1 AND id = $2",
             tx.tenant_id,
             row["id"],
             changes.get("title", row["title"]),
             _json(new),
+            _json(overrides) if overrides else None,
         )
     return changes
 
@@ -306,7 +314,8 @@ async def delete_session(tx: Transaction, session_id: str) -> None:
 
 async def _locked(tx: Transaction, session_id: str) -> Record:
     row = await tx.fetchrow(
-        "SELECT id, title, metadata, archived_at FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE",
+        "SELECT id, title, metadata, agent_overrides, archived_at FROM sessions"
+        " WHERE tenant_id = $1 AND id = $2 FOR UPDATE",
         tx.tenant_id,
         parse_id("sess", session_id),
     )
@@ -331,7 +340,7 @@ async def _require_no_open_run(tx: Transaction, session: UUID) -> None:
 def effective_agent(config: str, overrides: str | None) -> AgentConfig:
     """The configuration that a session runs with, from both columns' JSON texts.
 
-    `overrides` holds whole values of `model`, `system` and `tools` that replace the agent's own.
+    `overrides` holds whole values of fields that replace the agent's own.
     """
     fields = msgspec.json.decode(config, type=JsonObject)
     if overrides is not None:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from agents.closing import OpenWork, abandon_request, close, draft_of, requeue_step
+from agents.closing import OpenWork, abandon_request, close, draft_of, requeue_step, stops_here
 from agents.events import ErrorDetail, RetryStatus, SessionError, StopReason
 from agents.log import LoggedEvent
 from agents.types import RequeueRun, Step
@@ -125,7 +125,7 @@ async def forget_workers(tx: Transaction) -> None:
 
 
 def _decide(locked: LockedSession, work: OpenWork, *, takeover: bool) -> Step:
-    if locked.cancel_mode == "now":
+    if stops_here(locked.cancel_mode, work):
         return _forced_close(work, locked, StopReason(type="cancelled", message=locked.cancel_reason))
     is_poisoned = takeover and (
         locked.run_takeovers_since_progress + 1 >= MAX_TAKEOVERS_SINCE_PROGRESS

@@ -48,7 +48,8 @@ class Memory(Struct, frozen=True, kw_only=True):
 class Prompt(Struct, frozen=True, kw_only=True):
     """User input. Its id is that of its `user.message` event; prompts of one POST share `batch_id`.
 
-    `run_id` is null until a run has been made for it.
+    `run_id` is null until a run has been made for it or has taken it up. `place` is where it stands in the
+    list that it was read from.
     """
 
     id: str
@@ -56,6 +57,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
     batch_id: str
     run_id: str | None
     seq: int
+    place: int
     state: PromptState
     delivery: Delivery
     content: tuple[UserContent, ...]
@@ -63,19 +65,34 @@ class Prompt(Struct, frozen=True, kw_only=True):
     updated_at: datetime
 
 
+# A rank above the log position: the prompts of the open run, then by delivery as `agents.pending` takes them.
+_TAKE_UP = """
+    ((CASE WHEN run_id IS NOT NULL THEN 0 WHEN delivery = 'interrupt' THEN 1 WHEN delivery = 'steer' THEN 2
+        ELSE 3 END)::int8 << 56) + seq
+"""
+
+
 async def list_messages(
-    tx: Transaction, *, session: UUID, limit: int, order: Order = "asc", after: int | None = None
+    tx: Transaction,
+    *,
+    session: UUID,
+    limit: int,
+    order: Order = "asc",
+    after: int | None = None,
+    include_rolled_back: bool = False,
 ) -> list[TranscriptMessage]:
     """At most `limit` messages by position, those that follow the position `after` in that order."""
     direction, follows = _direction(order)
     rows = await tx.fetch(
         "SELECT id, session_id, run_id, position, role, blocks, created_at, rolled_back_at FROM messages"
         f" WHERE tenant_id = $1 AND session_id = $2 AND ($3::int8 IS NULL OR position {follows} $3)"
+        " AND ($5 OR rolled_back_at IS NULL)"
         f" ORDER BY position {direction} LIMIT $4",
         tx.tenant_id,
         session,
         after,
         limit,
+        include_rolled_back,
     )
     return [_message(row) for row in rows]
 
@@ -123,12 +140,17 @@ async def list_prompts(
     order: Order = "asc",
     after: int | None = None,
 ) -> list[Prompt]:
-    """At most `limit` prompts by their place in the log; those in one of `states`, or all."""
+    """At most `limit` prompts that follow the place `after`; those in one of `states`, or all.
+
+    They stand as they came in, but those that are pending, when only these are asked for, as they will be
+    taken up.
+    """
     direction, follows = _direction(order)
+    place = _TAKE_UP if states == ("pending",) else "seq"
     rows = await tx.fetch(
-        "SELECT * FROM prompts WHERE tenant_id = $1 AND session_id = $2"
-        f" AND ($3::int8 IS NULL OR seq {follows} $3) AND ($4::text[] IS NULL OR state = ANY($4))"
-        f" ORDER BY seq {direction} LIMIT $5",
+        f"SELECT * FROM (SELECT *, {place} AS place FROM prompts WHERE tenant_id = $1 AND session_id = $2"
+        "  AND ($4::text[] IS NULL OR state = ANY($4))) placed"
+        f" WHERE $3::int8 IS NULL OR place {follows} $3 ORDER BY place {direction} LIMIT $5",
         tx.tenant_id,
         session,
         after,
@@ -141,7 +163,7 @@ async def list_prompts(
 async def get_prompt(tx: Transaction, *, session: UUID, prompt_id: str) -> Prompt:
     """Raises: NotFound."""
     row = await tx.fetchrow(
-        "SELECT * FROM prompts WHERE tenant_id = $1 AND session_id = $2 AND id = $3",
+        "SELECT *, seq AS place FROM prompts WHERE tenant_id = $1 AND session_id = $2 AND id = $3",
         tx.tenant_id,
         session,
         parse_id("evt", prompt_id),
@@ -209,6 +231,7 @@ def _prompt(row: Record) -> Prompt:
         batch_id=public("batch", row["batch_id"]),
         run_id=public_or_none("run", row["run_id"]),
         seq=row["seq"],
+        place=row["place"],
         state=row["state"],
         delivery=row["delivery"],
         content=msgspec.json.decode(row["content"], type=tuple[UserContent, ...]),

@@ -14,7 +14,6 @@ from agents.events import CancelMode, UserContent
 from agents.types import CancelRequest, InboxView, PendingPrompt, ToolCall
 from db.engine import Record, Transaction
 from db.ids import public
-from db.sessions import effective_agent
 from tools.types import ToolResult
 
 _content = msgspec.json.Decoder(tuple[UserContent, ...])
@@ -67,6 +66,18 @@ FOR NO KEY UPDATE OF sessions
 """
 _LOCK_IF_FREE = f"{_LOCK} SKIP LOCKED"
 
+# As `db.sessions.effective_agent` has them, without reading the whole configuration.
+_VERSION = """
+    agent_versions ON agent_versions.agent_id = sessions.agent_id
+        AND agent_versions.version = sessions.agent_version
+"""
+_MODES = """
+    coalesce(sessions.agent_overrides ->> 'steering_mode', agent_versions.config ->> 'steering_mode')
+        AS steering_mode,
+    coalesce(sessions.agent_overrides ->> 'follow_up_mode', agent_versions.config ->> 'follow_up_mode')
+        AS follow_up_mode
+"""
+
 _OPEN_RUN = f"""
 SELECT {_RUN_COLUMNS}
 FROM (SELECT) AS one LEFT JOIN runs ON runs.session_id = $1 AND runs.state <> 'closed'
@@ -116,14 +127,10 @@ async def load_work(tx: Transaction, locked: LockedSession) -> OpenWork:
 
 async def _queue_modes(tx: Transaction, session_id: UUID) -> QueueModes:
     row = await tx.fetchrow(
-        """
-        SELECT config, agent_overrides FROM sessions
-        JOIN agent_versions USING (agent_id) WHERE sessions.id = $1 AND version = agent_version
-        """,
-        session_id,
+        f"SELECT {_MODES} FROM sessions JOIN {_VERSION} WHERE sessions.id = $1", session_id
     )
     assert row is not None, "the session is locked"
-    return effective_agent(row["config"], row["agent_overrides"]).queue_modes
+    return _modes_of(row)
 
 
 class Incoming(Struct, frozen=True, kw_only=True):
@@ -139,6 +146,7 @@ class Incoming(Struct, frozen=True, kw_only=True):
 
 INBOX = f"""
     sessions.epoch, sessions.inbox_no, runs.cancel_requested_at, runs.cancel_mode, runs.cancel_reason,
+    {_MODES},
     ARRAY(
         SELECT ROW({_PROMPT_COLUMNS}) FROM prompts
         WHERE session_id = $1 AND prompts.state = 'pending' ORDER BY seq
@@ -148,13 +156,15 @@ INBOX = f"""
         WHERE session_id = $1 AND position = sessions.last_position ORDER BY index
     ) AS calls
 """
-"""Columns that `inbox_of` reads, of `sessions` and the run `runs`; `$1` is the session's id."""
+"""Columns that `inbox_of` reads, of `sessions`, `agent_versions` and the run `runs`; `$1` is the session."""
 
 
 async def load_inbox(tx: Transaction, session_id: UUID, run_id: UUID) -> Incoming:
     """Everything that is not taken up yet, as of one moment."""
     row = await tx.fetchrow(
-        f"SELECT {INBOX} FROM sessions LEFT JOIN runs ON runs.id = $2 WHERE sessions.id = $1",
+        f"""
+        SELECT {INBOX} FROM sessions JOIN {_VERSION} LEFT JOIN runs ON runs.id = $2 WHERE sessions.id = $1
+        """,
         session_id,
         run_id,
     )
@@ -174,6 +184,7 @@ def inbox_of(row: Record, run_id: UUID) -> Incoming:
     prompts = [(_prompt_of(prompt), prompt["run_id"]) for prompt in prompt_rows]
     view = InboxView(
         inbox_no=row["inbox_no"],
+        modes=_modes_of(row),
         cancel=cancel,
         pending=tuple(prompt for prompt, prompt_run in prompts if prompt_run is None),
         calls=tuple(call_of(call) for call in _named(_CALL_COLUMNS, row["calls"])),
@@ -201,6 +212,12 @@ async def _pending(tx: Transaction, session_id: UUID) -> list[tuple[PendingPromp
         session_id,
     )
     return [(_prompt_of(row), row["run_id"]) for row in rows]
+
+
+def _modes_of(row: Record | Mapping[str, Any]) -> QueueModes:
+    """Versions that were stored before there were modes have none."""
+    steering, follow_up = row["steering_mode"], row["follow_up_mode"]
+    return QueueModes(steering=steering or "one_at_a_time", follow_up=follow_up or "one_at_a_time")
 
 
 def _named(columns: str, rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:

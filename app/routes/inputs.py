@@ -61,9 +61,9 @@ _LATER = Meta(description="Not available yet: refused with `not_available`.")
 
 
 DELIVERY = Meta(
-    description="What it does to a busy session. Null or `queue`: a run of its own follows. `steer`: the run in"
-    " progress takes it up before its next request. `interrupt`: stops the run and takes its place. `reject`:"
-    " refused with 409 `session_busy`."
+    description="What it does to a busy session. Null or `queue`: a run of its own follows. `steer`: the run"
+    " in progress takes it up before its next request. `interrupt`: stops the run and takes its place."
+    " `reject`: refused with 409 `session_busy`."
 )
 CANCEL_MODE = Meta(
     description="`now`: at once. `after_turn`: when the model request in progress and its calls are done."
@@ -153,13 +153,15 @@ def to_inputs(events: Sequence[EventParam], *, field: str = "events") -> tuple[I
     Raises: NotAvailable, InvalidField.
     """
     inputs = tuple(_input(event, f"{field}[{index}]") for index, event in enumerate(events))
-    deliveries = [item.delivery for item in inputs if isinstance(item, PromptInput)]
-    for index, event in enumerate(events):
-        if isinstance(event, UserMessageParam) and event.delivery != deliveries[0]:
-            name = f"{field}[{index}].delivery"
-            raise InvalidField(
-                f"{name}: prompts of one request go together and need one delivery.", field=name
-            )
+    deliveries: set[Delivery] = set()
+    for index, item in enumerate(inputs):
+        if isinstance(item, PromptInput):
+            deliveries.add(item.delivery or "queue")
+            if len(deliveries) > 1:
+                name = f"{field}[{index}].delivery"
+                raise InvalidField(
+                    f"{name}: prompts of one request go together and need one delivery.", field=name
+                )
     return inputs
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from litestar import get
 from litestar.di import NamedDependency
-from litestar.params import FromPath
+from litestar.params import FromPath, QueryParameter
 from msgspec import Meta, Struct
 
 from app.auth import SESSION_TOKENS, Principal
@@ -16,6 +16,11 @@ from db.ids import to_uuid
 from db.sessions import require_session
 from db.transcript import Memory, TranscriptMessage, list_memories, list_messages
 from providers.types import Block, Role
+
+IncludeRolledBack = Annotated[
+    bool,
+    QueryParameter(name="include_rolled_back", description="Also what a rollback has taken from the model."),
+]
 
 
 class MessageView(Struct, frozen=True, kw_only=True):
@@ -52,12 +57,18 @@ async def list_session_messages(
     limit: Limit = DEFAULT_LIMIT,
     page: Cursor = None,
     order: Direction = "asc",
+    include_rolled_back: IncludeRolledBack = False,
 ) -> Page[MessageView]:
-    """Lists the transcript, oldest first unless `order` says otherwise."""
+    """Lists the transcript as the model sees it, oldest first unless `order` says otherwise."""
     async with resources.database.transaction(principal.tenant_id) as tx:
         session = await require_session(tx, session_id)
         rows = await list_messages(
-            tx, session=session, limit=limit + 1, order=order, after=read_position(page)
+            tx,
+            session=session,
+            limit=limit + 1,
+            order=order,
+            after=read_position(page),
+            include_rolled_back=include_rolled_back,
         )
     return position_page(rows, limit=limit, view=view_message, place=lambda row: row.position)
 

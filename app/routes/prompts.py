@@ -35,7 +35,7 @@ StatesInBrackets = Annotated[
 class PromptView(Struct, frozen=True, kw_only=True):
     """User input. `id` is that of its `user.message` event; prompts of one request share `batch_id`.
 
-    `run_id` is null until a run has been made for it.
+    `run_id` is null until a run has been made for it, or has taken it up.
     """
 
     id: str
@@ -69,14 +69,18 @@ async def list_session_prompts(
     page: Cursor = None,
     order: Direction = "asc",
 ) -> Page[PromptView]:
-    """Lists the session's prompts in the order of their arrival; `states=pending` for those that wait."""
+    """Lists the session's prompts in the order of their arrival.
+
+    With `states=pending` those that wait, in the order in which they will be taken up: first the prompts of
+    the run that is queued, then `interrupt`, then `steer`, then all others.
+    """
     wanted = (*(states or ()), *(states_in_brackets or ()))
     async with resources.database.transaction(principal.tenant_id) as tx:
         session = await require_session(tx, session_id)
         rows = await list_prompts(
             tx, session=session, limit=limit + 1, states=wanted, order=order, after=read_position(page)
         )
-    return position_page(rows, limit=limit, view=view_prompt, place=lambda row: row.seq)
+    return position_page(rows, limit=limit, view=view_prompt, place=lambda row: row.place)
 
 
 @post(

@@ -98,10 +98,15 @@ class SessionCreate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SessionUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What changes. `metadata` is patched: null removes a key, a null patch removes all."""
+    """What changes. `metadata` is patched: null removes a key, a null patch removes all.
+
+    The queue modes count from the next turn on; null: as the agent has it.
+    """
 
     title: Title | UnsetType | None = UNSET
     metadata: MetadataPatch | UnsetType | None = UNSET
+    steering_mode: QueueMode | UnsetType | None = UNSET
+    follow_up_mode: QueueMode | UnsetType | None = UNSET
     agent: Unsupported = None
     budget: Unsupported = None
     vault_ids: Unsupported = None
@@ -219,15 +224,17 @@ async def update_session(
     principal: NamedDependency[Principal],
     resources: NamedDependency[Resources],
 ) -> SessionView:
-    """Changes the title and the metadata."""
+    """Changes the title, the metadata, and how many pending prompts are taken up together."""
     refuse_unsupported(agent=data.agent, budget=data.budget, vault_ids=data.vault_ids)
+    given = {"steering_mode": data.steering_mode, "follow_up_mode": data.follow_up_mode}
+    modes = {field: mode for field, mode in given.items() if mode is not UNSET}
     admission: Admission | None = None
     async with resources.database.transaction(principal.tenant_id) as tx:
 
         async def make() -> JsonObject:
             nonlocal admission
             changes = await sessions.update_session(
-                tx, session_id=session_id, title=data.title, metadata=data.metadata
+                tx, session_id=session_id, title=data.title, metadata=data.metadata, modes=modes
             )
 
             def write(draft: Draft) -> None:
@@ -269,7 +276,7 @@ async def archive_session(
     return view_session(session)
 
 
-@post("/v1/sessions/{session_id:str}/rollback", status_code=200, tags=["Sessions"])
+@post("/v1/sessions/{session_id:str}/rollback", opt=SESSION_TOKENS, status_code=200, tags=["Sessions"])
 async def roll_back_session(
     request: ApiRequest,
     session_id: FromPath[str],

@@ -13,12 +13,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from agents.closing import OpenWork, close_step, requeue_step
-from agents.config import AgentConfig
+from agents.closing import OpenWork, close_step, requeue_step, stops_here
+from agents.config import AgentConfig, QueueMode
 from agents.drafts import Draft
 from agents.errors import HoldLost, InboxChanged
 from agents.events import (
+    CancelMode,
+    Delivery,
     Event,
+    PromptUpdated,
+    PromptWithdrawn,
     StatusIdle,
     StopReason,
     UserCustomToolResult,
@@ -121,27 +125,61 @@ class MemorySession:
         self.frames: list[Json] = []
         self.ledger: dict[str, Json] = {}
         self.prompts: dict[str, PendingPrompt] = {}  # those that are pending
+        self.taken: dict[str, str] = {}  # the run of each prompt that a transcript holds
         self.run: MemoryRun | None = None
         self.runs: list[MemoryRun] = []
         self.hold: MemoryHold | None = None
 
     # -- what clients do --------------------------------------------------------------------------------
 
-    def post(self, *texts: str) -> None:
-        """Admits one batch of prompts; makes a run when none is open."""
+    def post(self, *texts: str, delivery: Delivery = "queue") -> tuple[str, ...]:
+        """Admits one batch of prompts; makes a run when none is open. Returns their ids."""
+        is_free = self.run is None or self.run.state == "closed"
+        assert is_free or delivery != "reject", "refused with session_busy"
         batch_id = new_id("batch")
         draft = self._draft()
         prompts = []
         for text in texts:
             content = (TextBlock(text=text),)
             event = draft.event(
-                UserMessage, content=content, delivery="queue", batch_id=batch_id, processed=False
+                UserMessage, content=content, delivery=delivery, batch_id=batch_id, processed=False
             )
-            prompts.append(PendingPrompt(id=event.id, batch_id=batch_id, content=content, delivery="queue"))
+            prompts.append(PendingPrompt(id=event.id, batch_id=batch_id, content=content, delivery=delivery))
         self._append(draft.build().events)
         self.prompts |= {prompt.id: prompt for prompt in prompts}
-        if self.run is None or self.run.state == "closed":
+        if is_free:
             self._begin_run(new_id("run"), tuple(prompt.id for prompt in prompts))
+        elif delivery == "interrupt":
+            self.cancel("A prompt took the place of the run.")
+        self.inbox_no += 1
+        return tuple(prompt.id for prompt in prompts)
+
+    def edit(self, prompt_id: str, text: str) -> bool:
+        """Changes a prompt that nobody has taken up; False when it is too late."""
+        if not self._is_pending(prompt_id):
+            return False
+        content = (TextBlock(text=text),)
+        self.prompts[prompt_id] = msgspec.structs.replace(self.prompts[prompt_id], content=content)
+        draft = self._draft()
+        draft.event(PromptUpdated, prompt_id=prompt_id, content=content)
+        self._append(draft.build().events)
+        self.inbox_no += 1
+        return True
+
+    def withdraw(self, prompt_id: str) -> bool:
+        """Takes back a prompt that waits behind the run; False when it is too late."""
+        if not self._is_pending(prompt_id):
+            return False
+        del self.prompts[prompt_id]
+        draft = self._draft()
+        draft.event(PromptWithdrawn, prompt_id=prompt_id, reason="client")
+        self._append(draft.build().events)
+        self.inbox_no += 1
+        return True
+
+    def set_modes(self, **modes: QueueMode) -> None:
+        """Changes how many pending prompts go together."""
+        self.agent = msgspec.structs.replace(self.agent, **modes)
         self.inbox_no += 1
 
     def answer(self, call_id: str, text: str, *, is_error: bool = False) -> None:
@@ -168,16 +206,19 @@ class MemorySession:
         self._append(draft.build().events)
         self.inbox_no += 1
 
-    def cancel(self, reason: str | None = None, *, is_heard: bool = True) -> None:
+    def cancel(self, reason: str | None = None, *, mode: CancelMode = "now", is_heard: bool = True) -> None:
         """Stops the open run. `is_heard` False: the worker is not told and has to find out by itself."""
-        assert self.run is not None
+        run = self.run
+        assert run is not None
         self.inbox_no += 1
-        if self.run.state == "running":
-            self.run.cancel = self.run.cancel or CancelRequest(requested_at=self.clock.now(), reason=reason)
-            if is_heard and self.hold is not None:
+        if run.state == "running" or (run.state != "closed" and not stops_here(mode, self._work())):
+            if run.cancel is None or (run.cancel.mode == "after_turn" and mode == "now"):
+                run.cancel = CancelRequest(requested_at=self.clock.now(), mode=mode, reason=reason)
+            if run.state == "running" and mode == "now" and is_heard and self.hold is not None:
                 self.hold.heard_cancel.set()
-        elif self.run.state in {"queued", "waiting"}:
-            self._store(close_step(self._work(), StopReason(type="cancelled"), self.clock.now()))
+        elif run.state in {"queued", "waiting"}:
+            stop = StopReason(type="cancelled", message=reason)
+            self._store(close_step(self._work(), stop, self.clock.now()))
 
     # -- what workers do --------------------------------------------------------------------------------
 
@@ -191,8 +232,15 @@ class MemorySession:
         return self.hold
 
     def requeue(self, *, takeover: bool) -> None:
-        """Takes the run from its worker, as the sweeper or a shutdown does."""
-        self._store(requeue_step(self._work(), self.clock.now(), takeover=takeover))
+        """Takes the run from its worker, as the sweeper or a shutdown does; closes it if it is to stop."""
+        assert self.run is not None
+        cancel, work = self.run.cancel, self._work()
+        if cancel is not None and stops_here(cancel.mode, work):
+            stop = StopReason(type="cancelled", message=cancel.reason)
+            self._store(close_step(work, stop, self.clock.now()))
+            self.epoch += 1
+        else:
+            self._store(requeue_step(work, self.clock.now(), takeover=takeover))
 
     def snapshot(self) -> Snapshot:
         run = self.run
@@ -214,6 +262,7 @@ class MemorySession:
         assert self.run is not None
         return InboxView(
             inbox_no=self.inbox_no,
+            modes=self.agent.queue_modes,
             cancel=self.run.cancel,
             pending=self._unbound(),
             calls=self._unsettled(),
@@ -263,8 +312,13 @@ class MemorySession:
             before = self.calls.get(call.id)
             assert before is None or before.state != "done", "a finished call is changed"
             self.calls[call.id] = msgspec.convert(msgspec.to_builtins(call), ToolCall)
-        for prompt_id in (*step.applied, *step.withdrawn):
-            assert prompt_id in run.prompt_ids
+        unbound = {prompt.id for prompt in self._unbound() if prompt.delivery == "steer"}
+        for prompt_id in step.withdrawn:
+            assert prompt_id in run.prompt_ids, "only a run's own prompts end with it"
+            del self.prompts[prompt_id]
+        for prompt_id in step.applied:
+            assert prompt_id in run.prompt_ids or prompt_id in unbound
+            self.taken[prompt_id] = run.id
             del self.prompts[prompt_id]
         self._book(step.opened, step.closed)
         self._append(step.events)
@@ -315,6 +369,9 @@ class MemorySession:
         self.run = MemoryRun(run_id, prompt_ids)
         self.runs.append(self.run)
 
+    def _is_pending(self, prompt_id: str) -> bool:
+        return any(prompt.id == prompt_id for prompt in self._unbound())
+
     def _unbound(self) -> tuple[PendingPrompt, ...]:
         bound = {prompt_id for run in self.runs for prompt_id in run.prompt_ids}
         return tuple(prompt for key, prompt in self.prompts.items() if key not in bound)
@@ -335,6 +392,7 @@ class MemorySession:
             calls=self._unsettled(),
             batch=tuple(self.prompts[key] for key in self.run.prompt_ids if key in self.prompts),
             pending=self._unbound(),
+            modes=self.agent.queue_modes,
         )
 
     def _draft(self) -> Draft:
@@ -367,10 +425,10 @@ class MemoryHold:
         self.is_draining = False
         self._epoch = session.epoch
         self._commit_no = session.commit_no
-        self._actions: dict[tuple[Moment, int], list[Callable[[], None]]] = defaultdict(list)
+        self._actions: dict[tuple[Moment, int], list[Callable[[], object]]] = defaultdict(list)
         self._is_committing = False
 
-    def at(self, moment: Moment, n: int, action: Callable[[], None]) -> None:
+    def at(self, moment: Moment, n: int, action: Callable[[], object]) -> None:
         """Has `action` called at the n-th such moment. `before_commit` counts refused commits too."""
         self._actions[moment, n].append(action)
 
