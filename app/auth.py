@@ -15,10 +15,10 @@ from litestar.handlers.base import BaseRouteHandler
 from msgspec import Struct
 
 from app.errors import NotAuthenticated, ScopeMissing
-from db.engine import Database
+from app.key_lookups import KeyLookups
 from db.errors import NotFound
 from db.ids import parse_id, public
-from db.keys import KEY_PREFIX, SESSION_TOKEN_PREFIX, Scope, find_key
+from db.keys import KEY_PREFIX, SESSION_TOKEN_PREFIX, Scope
 
 PUBLIC: dict[str, Any] = {"public": True}
 """`opt` of a route that needs no key."""
@@ -79,7 +79,7 @@ async def authenticate(connection: Connection, handler: BaseRouteHandler) -> Non
         return
     takes_tokens = bool(handler.opt.get("session_tokens"))
     secret = _secret_of(connection, takes_tokens=takes_tokens)
-    principal = await find_principal(connection.app.state.resources.database, secret)
+    principal = await find_principal(connection.app.state.resources.keys, secret)
     if principal is None:
         raise NotAuthenticated("The key is not known, was revoked, or has expired.")
     connection.scope["user"] = principal
@@ -89,10 +89,9 @@ async def authenticate(connection: Connection, handler: BaseRouteHandler) -> Non
         raise ScopeMissing(f"This needs a key with the scope `{needed}`.")
 
 
-async def find_principal(database: Database, secret: str) -> Principal | None:
+async def find_principal(keys: KeyLookups, secret: str) -> Principal | None:
     """Whose key `secret` is; None when it opens nothing at this moment."""
-    async with database.statements() as tx:
-        key = await find_key(tx, secret)
+    key = await keys.find(secret)
     if key is None:
         return None
     return Principal(

@@ -9,6 +9,7 @@ from litestar import Request
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from app.key_lookups import KeyLookups
 from app.provider_settings import provider_settings
 from app.queue import WakeUps
 from app.settings import Settings
@@ -30,6 +31,7 @@ class Resources:
 
     settings: Settings
     database: Database
+    keys: KeyLookups
     redis: Redis
     publisher: Publisher
     hub: Hub
@@ -85,6 +87,7 @@ async def open_resources(settings: Settings, metrics: CollectorRegistry) -> Asyn
         yield Resources(
             settings=settings,
             database=database,
+            keys=KeyLookups(database),
             redis=redis,
             publisher=publisher,
             hub=hub,

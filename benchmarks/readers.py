@@ -14,7 +14,6 @@ import time
 from typing import Any, cast
 
 CONNECTING = 200
-"""Connections that are being made at once."""
 
 SOURCES = 8
 """Addresses 127.0.0.x to come from: each has some 28,000 ports."""
@@ -74,9 +73,20 @@ class Readers:
             self._target[1].set_result(time.monotonic())
             self._target = None
 
-    async def open(self, *, port: int, paths: list[str], headers: dict[str, str], count: int) -> Any:
-        """`count` readers, the paths in turn. All have the head of their answer when this returns."""
-        places = asyncio.Semaphore(CONNECTING)
+    async def open(
+        self,
+        *,
+        port: int,
+        paths: list[str],
+        headers: dict[str, str],
+        count: int,
+        at_once: int = CONNECTING,
+    ) -> Any:
+        """`count` readers, the paths in turn. All have the head of their answer when this returns.
+
+        `at_once`: how many are waiting for it at a time.
+        """
+        places = asyncio.Semaphore(at_once)
         statuses: dict[int, int] = {}
 
         async def one(number: int, path: str) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Literal, cast
 from uuid import UUID
@@ -73,13 +73,19 @@ async def create_key(
 
 async def find_key(tx: Transaction, secret: str) -> ApiKey | None:
     """The key with this text, unless it or its tenant is out of use at this moment."""
-    row = await tx.fetchrow(
-        f"""SELECT {_columns_of("k")} FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
-        WHERE k.sha256 = $1 AND k.revoked_at IS NULL AND t.archived_at IS NULL
+    return (await find_keys(tx, [secret])).get(secret)
+
+
+async def find_keys(tx: Transaction, plaintexts: Collection[str]) -> dict[str, ApiKey]:
+    """Keys by their texts; those that are out of use, or whose tenant is, are missing."""
+    texts = {hashlib.sha256(text.encode()).digest(): text for text in plaintexts}
+    rows = await tx.fetch(
+        f"""SELECT k.sha256, {_columns_of("k")} FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
+        WHERE k.sha256 = ANY($1) AND k.revoked_at IS NULL AND t.archived_at IS NULL
           AND (k.expires_at IS NULL OR k.expires_at > clock_timestamp())""",
-        hashlib.sha256(secret.encode()).digest(),
+        list(texts),
     )
-    return None if row is None else _key(row)
+    return {texts[row["sha256"]]: _key(row) for row in rows}
 
 
 async def get_key(tx: Transaction, key_id: UUID) -> ApiKey:
