@@ -1,6 +1,8 @@
 """How long a prompt takes from the client's POST to the provider's request arriving at the model server.
 
-Beside it, in the same run: a bare `SELECT 1` and a Redis PING, each on its own connection.
+From the moment at which the client has written the whole request on an open connection, so that it is the
+service that is measured and not a client library. Beside it, in the same run: a bare `SELECT 1` and a Redis
+PING, each on its own connection.
 """
 
 import asyncio
@@ -8,9 +10,9 @@ import statistics
 import time
 
 import asyncpg
-import httpx
 from redis.asyncio import Redis
 
+from benchmarks.client import Client
 from benchmarks.deployment import Deployment, deployment
 from benchmarks.model_server import BenchModel
 
@@ -27,9 +29,7 @@ async def run() -> str:
         deployment(
             ARMILLARY_OPENAI_CHAT_BASE_URL=model.base_url, ARMILLARY_OPENAI_CHAT_API_KEY="bench"
         ) as server,
-        httpx.AsyncClient(
-            base_url=server.base_url, headers={"authorization": f"Bearer {server.api_key}"}
-        ) as client,
+        Client(server.base_url, server.api_key) as client,
     ):
         agent = await _agent(client)
         await _prompts(client, agent, model, WARM_UP)
@@ -38,7 +38,7 @@ async def run() -> str:
 
 
 async def _round(
-    client: httpx.AsyncClient, agent: str, model: BenchModel, server: Deployment
+    client: Client, agent: str, model: BenchModel, server: Deployment
 ) -> tuple[float, float, float]:
     """Medians of one round in seconds: prompt, SELECT 1, PING."""
     connection = await asyncpg.connect(server.database_url)
@@ -53,25 +53,21 @@ async def _round(
     return statistics.median(prompts), statistics.median(selects), statistics.median(pings)
 
 
-async def _agent(client: httpx.AsyncClient) -> str:
-    answer = await client.post("/v1/agents", json={"name": "bench", "model": "openai-chat:bench"})
-    answer.raise_for_status()
-    return str(answer.json()["id"])
+async def _agent(client: Client) -> str:
+    answer = await client.post("/v1/agents", {"name": "bench", "model": "openai-chat:bench"})
+    return str(answer["id"])
 
 
-async def _prompts(client: httpx.AsyncClient, agent: str, model: BenchModel, count: int) -> list[float]:
+async def _prompts(client: Client, agent: str, model: BenchModel, count: int) -> list[float]:
     spent: list[float] = []
     for _ in range(count):
-        session = (await client.post("/v1/sessions", json={"agent": agent})).raise_for_status().json()["id"]
-        await asyncio.sleep(GAP_S)
-        began_s = time.monotonic()
+        session = (await client.post("/v1/sessions", {"agent": agent}))["id"]
         message = {"type": "user.message", "content": [{"type": "text", "text": "hi"}]}
-        posted = asyncio.create_task(
-            client.post(f"/v1/sessions/{session}/events", json={"events": [message]})
-        )
+        await asyncio.sleep(GAP_S)
+        began_s = client.send(f"/v1/sessions/{session}/events", {"events": [message]})
         async with asyncio.timeout(10):
             spent.append(await model.arrivals.get() - began_s)
-        (await posted).raise_for_status()
+        await client.answer()
     return spent
 
 

@@ -168,8 +168,10 @@ class OpenAITransport:
         self._client: AsyncOpenAI | None = None
 
     async def _connected(self) -> "AsyncOpenAI":
-        await asyncio.to_thread(importlib.import_module, "openai")  # 1 s at first, which would stall the loop
         if self._client is None:
+            # 1 s at first, which would stall the loop.
+            await asyncio.to_thread(importlib.import_module, "openai")
+        if self._client is None:  # another request may have made it meanwhile
             import httpx2
             from openai import AsyncOpenAI
 
