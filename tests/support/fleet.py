@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,22 +127,23 @@ class Fleet:
     def workers(self) -> list[Member]:
         return [member for member in self.members.values() if member.role == "worker"]
 
-    def add(self, role: Role, settings: dict[str, str]) -> None:
-        """Starts one more; it is not ready yet."""
+    def add(self, role: Role, settings: dict[str, str], program: Sequence[str] = ()) -> Member:
+        """Starts one more; it is not ready yet. `program`: what to run in place of the usual one."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ARMILLARY_")}
         own = {"DATABASE_URL": self.database_url, "REDIS_URL": self.redis_url, "PORT": "0", **settings}
-        program = ["-m", "app", "api"]
+        usual = ["app", "api"]
         if role == "worker":
-            program = ["-m", "tests.support.worker_with_tools", str(self.tools)]
+            usual = ["tests.support.worker_with_tools", str(self.tools)]
         name = f"{role} {sum(member.role == role for member in self.members.values()) + 1}"
         self.members[name] = Member(
             name=name,
             role=role,
-            argv=[sys.executable, *program],
+            argv=[sys.executable, "-m", *(program or usual)],
             log=self.folder / f"{name.replace(' ', '-')}.log",
             environment=kept | {f"ARMILLARY_{setting}": value for setting, value in own.items()},
         )
         self.members[name].start()
+        return self.members[name]
 
     # -- the servers --------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class Follower:
     """Reads a session from its beginning until `runs` runs have closed, coming back whenever it is cut.
 
     `ways` are taken in turn, one per connection. `cut_after`: cuts its own connection after so many events.
+    `runs` None: until it has read as far as `stop_at` says.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Follower:
         key: str,
         ways: list[Member],
         *,
-        runs: int = 1,
+        runs: int | None = 1,
         cut_after: int | None = None,
         kinds: tuple[str, ...] = ALL_KINDS,
     ) -> None:
@@ -45,7 +46,11 @@ class Follower:
         self._closed = 0
         self._cut_after = cut_after
         self._kinds = kinds
+        self._last_seq: int | None = None
+        self._stream: SseStream | None = None
         self._changed = asyncio.Event()
+        self._reads = asyncio.Event()
+        self._reads.set()
         self.task = asyncio.create_task(self._follow())
 
     @property
@@ -87,6 +92,29 @@ class Follower:
                     raise AssertionError(f"all has been read without {is_wanted}")
                 await self._changed.wait()
 
+    def stop_at(self, seq: int) -> None:
+        """All has been read when this event has."""
+        self._last_seq = seq
+        if self._has_all():
+            self.cut()
+
+    def cut(self) -> None:
+        """Breaks the connection, if there is one."""
+        if self._stream is not None:
+            self._stream.cut()
+
+    async def stall(self, for_s: float) -> None:
+        """Reads nothing for so long."""
+        self._reads.clear()
+        await asyncio.sleep(for_s)
+        self._reads.set()
+
+    async def more(self, count: int) -> None:
+        """Returns when it has read more than so many events, or all."""
+        while len(self.events) <= count and not self.task.done():
+            self._changed.clear()
+            await self._changed.wait()
+
     async def closed(self) -> None:
         """Returns when all has been read."""
         async with asyncio.timeout(CLOSE_S):
@@ -124,8 +152,10 @@ class Follower:
 
     async def _read(self, stream: SseStream) -> None:
         seen = 0
+        self._stream = stream
         try:
             while seen != self._cut_after and not self._has_all():
+                await self._reads.wait()
                 event = await stream.next(patience_s=PATIENCE_S)
                 seen += 1
                 self.cursor = event.id or self.cursor
@@ -138,7 +168,13 @@ class Follower:
             stream.cut()
 
     def _has_all(self) -> bool:
-        return self._closed >= self._runs
+        if self._last_seq is not None:
+            return self._seq() >= self._last_seq
+        return self._runs is not None and self._closed >= self._runs
+
+    def _seq(self) -> int:
+        """The last durable event that was read."""
+        return int((self.cursor or "0").partition("-")[0])
 
 
 def _compare_previews(events: list[SseEvent]) -> None:

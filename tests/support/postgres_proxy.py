@@ -9,6 +9,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 SOCKET = ".s.PGSQL.5432"
+LOSE_COMMIT = "SELECT 'lose the answer to COMMIT'"
+LOSE_STATEMENT = "SELECT 'lose the answer to what is executed next'"
 COMMIT = b"Q\x00\x00\x00\x0bCOMMIT\x00"  # asyncpg sends it as a simple query of its own
 # A step that is stored by one statement commits by being executed: prepared under a name, then bound by it.
 PREPARED_STEP = re.compile(rb"P....(\w+)\x00WITH fence AS", re.DOTALL)
@@ -19,8 +21,8 @@ class PostgresProxy:
     """A proxy on a Unix socket of its own.
 
     `lose_commits`: of so many transactions to come the server gets the COMMIT, or the step that is one by
-    itself, and the client no answer, but the end of its connection. `delivered`: set when the server has
-    answered such a one.
+    itself, and the client no answer, but the end of its connection. So does a connection on which a client
+    has executed `LOSE_COMMIT` or `LOSE_STATEMENT`. `delivered`: set when the server has answered such a one.
     """
 
     def __init__(self, database_url: str, folder: Path) -> None:
@@ -45,7 +47,7 @@ class PostgresProxy:
         self.thaw()
         if self._server is not None:
             self._server.close()
-        self._cut()
+        self.cut()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -60,12 +62,13 @@ class PostgresProxy:
     def go_away(self) -> None:
         """Ends all connections and refuses others."""
         self._is_away = True
-        self._cut()
+        self.cut()
 
     def come_back(self) -> None:
         self._is_away = False
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Ends all connections that are open."""
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
@@ -74,7 +77,11 @@ class PostgresProxy:
         if self._is_away:
             writer.transport.abort()
             return
-        server_reader, server_writer = await asyncio.open_unix_connection(self._target)
+        try:
+            server_reader, server_writer = await asyncio.open_unix_connection(self._target)
+        except OSError:
+            writer.transport.abort()
+            return
         self._writers |= {writer, server_writer}
         is_lost = asyncio.Event()
         self._keep(self._forward(reader, server_writer, is_lost))
@@ -89,6 +96,7 @@ class PostgresProxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_lost: asyncio.Event
     ) -> None:
         steps: set[bytes] = set()
+        meant = ""  # what a client has asked to lose
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._flows.wait()
@@ -97,6 +105,10 @@ class PostgresProxy:
                 if self.lose_commits and commits:
                     self.lose_commits -= 1
                     is_lost.set()
+                if (meant == LOSE_COMMIT and COMMIT in data) or (meant == LOSE_STATEMENT and data[:1] == b"B"):
+                    is_lost.set()
+                for asked in (LOSE_COMMIT, LOSE_STATEMENT):
+                    meant = asked if asked.encode() in data else meant
                 writer.write(data)
                 await writer.drain()
         writer.close()
