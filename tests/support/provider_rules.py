@@ -31,7 +31,9 @@ def refusals(messages: Sequence[Message], tools: Sequence[str]) -> list[str]:
     names = ToolNames(tools)
 
     def request(model: str) -> ProviderRequest:
-        specs = tuple(ToolSpec(name=tool, description=tool, input_schema={"type": "object"}) for tool in tools)
+        specs = tuple(
+            ToolSpec(name=tool, description=tool, input_schema={"type": "object"}) for tool in tools
+        )
         return ProviderRequest(model=model, messages=going_on, tools=specs)
 
     bodies: tuple[tuple[str, Callable[[Json], Iterator[str]], Any], ...] = (

@@ -55,12 +55,16 @@ def _show(reports: list[Report]) -> None:
     for report in reports:
         struck.update(report.struck)
         counts.update(report.counts)
+    missed = sum(len(report.not_reached) for report in reports)
     failed = [report.plan.seed for report in reports if report.broken]
-    print(f"\n{len(reports)} rounds in {sum(report.took_s for report in reports):.0f} s, {len(failed)} failed")
+    print(
+        f"\n{len(reports)} rounds in {sum(report.took_s for report in reports):.0f} s, {len(failed)} failed"
+    )
     for name, count in counts.items():
         print(f"  {count:7} {name}")
     longest_s = max((report.alone_s for report in reports), default=0.0)
     print(f"  {longest_s:7.1f} s is the longest that a run was left alone with somebody there to take it")
+    print(f"  {missed:7} faults were planned at points that their round did not pass")
     for title, at in (("by kind", 0), ("by point", 1)):
         by = Counter[str]()
         for name, count in struck.items():

@@ -1,4 +1,4 @@
-"""What clients do in a session of a round: one small class for each kind, frozen, so that a plan can be shown.
+"""What clients do in a session of a round: one small class for each kind, so that a plan can be shown.
 
 To add one: a Struct with `perform`, and its place in `random_acts`.
 """

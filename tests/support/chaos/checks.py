@@ -1,6 +1,7 @@
-"""Whether a session kept the promises of DESIGN 2, by what Postgres, the readers, the tools and clients say."""
+"""Whether a session kept its promises, by what Postgres, the readers, the tools and the clients say."""
 
 import asyncio
+import contextlib
 import json
 import traceback
 from collections import Counter, defaultdict
@@ -12,7 +13,7 @@ from agents.transcript import repaired
 from db.errors import DatabaseError
 from db.ids import public, to_uuid
 from db.sweeping import MAX_TAKEOVERS, MAX_TAKEOVERS_SINCE_PROGRESS
-from providers.types import Block, Message
+from providers.types import Block, Message, TextBlock
 from tests.support.chaos.acts import TOOL_NAMES, Desk
 from tests.support.chaos.stage import FALSE_KEY, LEASE_S, SWEEP_S, Stage
 from tests.support.fleet import eventually
@@ -57,10 +58,8 @@ class LeaseWatch:
 
     async def _look_for_ever(self) -> None:
         while True:
-            try:
+            with contextlib.suppress(DatabaseError):
                 await self._look()
-            except DatabaseError:
-                pass
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
@@ -121,7 +120,9 @@ class Evidence:
                 follower.stop_at(len(self.events))
         async with visit.database.transaction() as tx:
             self.runs, self.prompts, self.calls, self.ledger, messages = [
-                await tx.fetch(f"SELECT * FROM {table} WHERE session_id = $1 ORDER BY {order}", to_uuid(session_id))
+                await tx.fetch(
+                    f"SELECT * FROM {table} WHERE session_id = $1 ORDER BY {order}", to_uuid(session_id)
+                )
                 for table, order in (
                     ("runs", "queued_at"),
                     ("prompts", "seq"),
@@ -130,9 +131,7 @@ class Evidence:
                     ("messages", "position"),
                 )
             ]
-        self.messages = [
-            Message(role=row["role"], blocks=_blocks.decode(row["blocks"])) for row in messages
-        ]
+        self.messages = [Message(role=row["role"], blocks=_blocks.decode(row["blocks"])) for row in messages]
 
     # -- promise 1: what was acknowledged is stored, and run or withdrawn -------------------------------
 
@@ -144,7 +143,11 @@ class Evidence:
         )
         withdrawn = {event["prompt_id"] for event in self.events if event["type"] == "prompt.withdrawn"}
         heard = Counter(
-            block.text for message in self.messages if message.role == "user" for block in message.blocks
+            block.text
+            for message in self.messages
+            if message.role == "user"
+            for block in message.blocks
+            if isinstance(block, TextBlock)
         )
         for prompt_id, text in self.desk.acknowledged.items():
             state = states.get(prompt_id)
@@ -248,6 +251,5 @@ def _is_expected(stop: Any, run: Any) -> bool:
     if stop["type"] in {"end_turn", "cancelled"} or stop.get("code") == "request_rejected":
         return True
     # Nobody is to blame for a run whose workers were lost again and again.
-    is_poison = run["takeovers_since_progress"] + 1 >= MAX_TAKEOVERS_SINCE_PROGRESS
-    is_poison = is_poison or run["takeovers"] + 1 >= MAX_TAKEOVERS
-    return stop.get("code") == "worker_lost" and is_poison
+    is_poison: bool = run["takeovers_since_progress"] + 1 >= MAX_TAKEOVERS_SINCE_PROGRESS
+    return stop.get("code") == "worker_lost" and (is_poison or run["takeovers"] + 1 >= MAX_TAKEOVERS)

@@ -26,7 +26,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 def random_plan(seed: int) -> Plan:
     """The same plan for the same seed, in every process."""
     rng = random.Random(seed)
-    faults: list[Fault] = [random_point_fault(rng) for _ in range(rng.choice((0, 1, 1, 1, 2)))]
+    faults: list[Fault] = [random_point_fault(rng) for _ in range(rng.choice((0, 1, 1, 2, 2, 3)))]
     faults += [random_timed_fault(rng) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
     return Plan(
         seed=seed,

@@ -73,7 +73,9 @@ class _Round:
         session_id = await self._visit.at("api 1").session(agent_id)
         self._desks.append(Desk(self._visit, session_id))
         self._visit.follow(session_id, "api 1", "api 2", runs=None)
-        self._visit.follow(session_id, "api 2", "api 1", runs=None, kinds=(), cut_after=self._rng.randint(5, 60))
+        self._visit.follow(
+            session_id, "api 2", "api 1", runs=None, kinds=(), cut_after=self._rng.randint(5, 60)
+        )
 
     async def _go(self, agent_id: str) -> None:
         """Returns when all is over and everything is there again."""
@@ -88,6 +90,7 @@ class _Round:
             ]
             striking = group.create_task(self._strike())
             await asyncio.gather(striking, *playing)
+            await settled(self._visit)
             self._report.not_reached = self._stage.disarm()
             await self._stage.calm()
             await settled(self._visit)
@@ -113,6 +116,10 @@ class _Round:
             "events": len(evidence.events),
             "takeovers": sum(row["takeovers"] for row in evidence.runs),
             "handovers": sum(event.get("reason") == "handed_over" for event in evidence.events),
+            "lost for good": sum(
+                event["type"] == "session.error" and event["error"]["code"] == "worker_lost"
+                for event in evidence.events
+            ),
             "calls": len(evidence.calls),
             "requests": len(evidence.ledger),
             "requests abandoned": sum(row["state"] == "abandoned" for row in evidence.ledger),

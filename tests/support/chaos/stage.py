@@ -191,7 +191,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def on_stage(fleet: Fleet, *, workers: Sequence[tuple[str, ...]] = ((), ())) -> AsyncIterator[Stage]:
+async def on_stage(
+    fleet: Fleet, *, workers: Sequence[tuple[str, ...]] = (("--clock-shift=3600",), ())
+) -> AsyncIterator[Stage]:
     """Adds two apis to a fleet without members, and a worker for each of these lists of options."""
     supervisor.MAX_REVIVALS = 1_000_000  # here it is not a fault when servers end again and again
     # A path to a socket may have 107 bytes at most.
@@ -207,6 +209,9 @@ async def on_stage(fleet: Fleet, *, workers: Sequence[tuple[str, ...]] = ((), ()
                 await stage.add("worker", f"worker {number}", *options)
             yield stage
         finally:
-            fleet.stop()
+            # Not in good order: that would take its time, and is tested elsewhere.
+            for member in fleet.members.values():
+                if member.is_running:
+                    fleet.kill(member.name)
             await stage.aclose()
             server.close()
