@@ -26,14 +26,14 @@ LEASE_S = 1.0
 SWEEP_S = 1.0
 RETURN_S = 0.3  # what was killed is started again after so long
 ZOMBIE_S = LEASE_S + 2 * SWEEP_S + 0.5  # stands still until another one has its runs
-FALSE_KEY = "sk-ant-of-no-value-0123456789"  # must not be seen anywhere
+FALSE_KEY = "sk-of-no-value-0123456789"  # must not be seen anywhere
 
 SETTINGS = {
     "LEASE_S": str(LEASE_S),
     "WORKER_SHUTDOWN_S": "2",
     "API_SHUTDOWN_S": "2",
     "STREAM_HEARTBEAT_S": "1",
-    "ANTHROPIC_API_KEY": FALSE_KEY,
+    "DEEPSEEK_API_KEY": FALSE_KEY,
 }
 
 Strike = Callable[["Stage", Member], Awaitable[str]]
