@@ -64,7 +64,8 @@ class Follower:
         assert self.durable == log
         assert "clean" not in self.ends  # it would look like the end of the stream
         if self.connections == 1:
-            assert stream_problems([event.json for event in self.events]) == []
+            problems = stream_problems([event.json for event in self.events])
+            assert not problems, problems
         _compare_previews(self.events)
 
     def of_type(self, kind: str) -> list[Any]:

@@ -112,6 +112,16 @@ class Evidence:
             found.append(described(error))
         return [f"{self.desk.session_id}: {problem}" for problem in found]
 
+    def exhibits(self) -> dict[str, str]:
+        """The session's log and what its readers were shown, a line for each event."""
+        name = self.desk.session_id
+        readers = [each for each in self.desk.visit.followers if each.session_id == name]
+        shown = {
+            f"{name}-reader-{at}.txt": "\n".join(f"{event.id} {event.data}" for event in reader.events)
+            for at, reader in enumerate(readers)
+        }
+        return {f"{name}-log.txt": "\n".join(map(json.dumps, self.events)), **shown}
+
     async def _read(self) -> None:
         visit, session_id = self.desk.visit, self.desk.session_id
         self.events = [json.loads(event.json) for event in await visit.log(session_id)]
@@ -224,9 +234,10 @@ class Evidence:
     def _ledger_problems(self) -> list[str]:
         found = []
         left = self.stage.requests()[self.desk.session_id]
-        closed = sum(row["state"] == "closed" for row in self.ledger)
-        if not closed <= left <= len(self.ledger):
-            found.append(f"{left} requests left; {closed} entries closed of {len(self.ledger)}")
+        # One that was cancelled just before it left has an entry too.
+        answered = sum(row["state"] == "closed" and row["error_code"] is None for row in self.ledger)
+        if not answered <= left <= len(self.ledger):
+            found.append(f"{left} requests left; {answered} were answered of {len(self.ledger)} entries")
         found += [
             f"the ledger entry {row['id']} is {row['state']}" for row in self.ledger if row["state"] == "open"
         ]

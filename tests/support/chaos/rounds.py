@@ -20,10 +20,14 @@ TOLERATED = ("provider request failed for good",)  # as the script asks
 
 
 class Report(Struct, kw_only=True):
-    """What came of a round. `broken`: the promises that were not kept; empty when all is well."""
+    """What came of a round. `broken`: the promises that were not kept; empty when all is well.
+
+    `exhibits`: the logs and what readers were shown of sessions that broke one, by the name of a file.
+    """
 
     plan: Plan
     broken: list[str] = []
+    exhibits: dict[str, str] = {}
     counts: dict[str, int] = {}
     struck: dict[str, int] = {}
     not_reached: list[str] = []
@@ -108,7 +112,10 @@ class _Round:
 
     async def _check(self, desk: Desk) -> None:
         evidence = Evidence(self._stage, desk)
-        self._report.broken += await evidence.problems()
+        problems = await evidence.problems()
+        if problems:
+            self._report.exhibits |= evidence.exhibits()
+        self._report.broken += problems
         counts = {
             "sessions": 1,
             "runs": len(evidence.runs),
@@ -159,5 +166,7 @@ def write_failure(stage: Stage, report: Report, folder: Path) -> None:
     """Keeps what is needed to understand a round that failed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.txt").write_text("\n".join([*report.plan.lines(), "", *report.broken, ""]))
+    for name, text in report.exhibits.items():
+        (folder / name).write_text(text)
     for member in stage.fleet.members.values():
         (folder / member.log.name).write_bytes(member.log.read_bytes()[-200_000:])
