@@ -1,6 +1,6 @@
 # Every target does its own set-up: Python 3.11 or newer is all that must be there.
 .DEFAULT_GOAL := help
-.PHONY: help serve test check migrate openapi bench lock settings
+.PHONY: help serve test chaos check migrate openapi bench lock settings
 
 BIN := .venv/bin
 ARGS ?=
@@ -19,6 +19,13 @@ migrate: ## bring the database to the newest schema
 test: ## run every test (ARGS="-k word" for some)
 	@sh .ci/venv requirements-dev.lock
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
+
+N ?= 100
+SEED ?=
+
+chaos: ## play N random rounds of faults (SEED=number: the same ones again)
+	@sh .ci/venv requirements-dev.lock
+	$(BIN)/python -m tests.support.chaos $(N) $(SEED)
 
 check: ## lint, types, formatting
 	@sh .ci/venv requirements-dev.lock
