@@ -105,7 +105,9 @@ class PostgresProxy:
                 if self.lose_commits and commits:
                     self.lose_commits -= 1
                     is_lost.set()
-                if (meant == LOSE_COMMIT and COMMIT in data) or (meant == LOSE_STATEMENT and data[:1] == b"B"):
+                if (meant == LOSE_COMMIT and COMMIT in data) or (
+                    meant == LOSE_STATEMENT and data[:1] == b"B"
+                ):
                     is_lost.set()
                 for asked in (LOSE_COMMIT, LOSE_STATEMENT):
                     meant = asked if asked.encode() in data else meant

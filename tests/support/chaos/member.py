@@ -8,19 +8,20 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
 from agents.types import CloseRun, Step, WaitForClient
 from app.settings import load_settings
-from db.engine import Transaction
+from db.engine import Database, Transaction
 from providers.rehearsal import Rehearsal
 from providers.types import ProviderEvent, ProviderRequest
 from tests.support.chaos.points import REQUESTS, Points
-from tests.support.postgres_proxy import LOSE_COMMIT
+from tests.support.postgres_proxy import LOSE_COMMIT, LOSE_STATEMENT
 from tests.support.worker_with_tools import traced_tools
 from tools.builtin import builtin_registry
 
@@ -83,51 +84,79 @@ async def in_transaction(tx: Transaction, verdict: str) -> None:
 
 def install_in_worker(passed: Passing, folder: Path) -> None:
     from agents import tool_calls
-    from app import holding, lease, recovery, supervisor
+    from app import lease, recovery, supervisor
+    from app.holding import HoldSink
     from app.streaming.publisher import Publisher
 
-    _wrap_commits(holding, passed)
-    inside(supervisor, "claim_run", "claim.inside", before="claim.before", passed=passed)
+    _wrap_commits(HoldSink, passed)
+    _wrap_claims(supervisor, passed)
+    _wrap_single_statements(passed)
     inside(lease, "renew_lease", "renewal.inside", before="renewal.before", passed=passed)
     inside(recovery, "sweep_session", "sweep.inside", before="sweep.before", passed=passed)
     inside(supervisor, "hand_over", "handover.inside", passed=passed)
     around(Publisher, "_pipeline", before="publish.before", after="publish.after", passed=passed)
     around(tool_calls, "_execute", before="tool.before", after="tool.after", passed=passed)
-    _wrap_begin(supervisor.Supervisor, passed)
     _wrap_requests(passed, folder)
 
 
-def _wrap_commits(holding: Any, passed: Passing) -> None:
-    store, commit = holding.store_step, holding.HoldSink._commit
-
-    @wraps(store)
-    async def store_step(tx: Transaction, fence: Any, step: Step) -> Any:
-        events = await store(tx, fence, step)
-        if events is not None:
-            await in_transaction(tx, passed(f"commit.{kind_of(step)}.inside"))
-        return events
+def _wrap_commits(sink: Any, passed: Passing) -> None:
+    commit = sink._commit
 
     @wraps(commit)
-    async def _commit(sink: Any, step: Step, seen: int | None) -> Any:
-        kind = kind_of(step)
-        passed(f"commit.{kind}.before")
-        events = await commit(sink, step, seen)
-        passed(f"commit.{kind}.after")
+    async def _commit(self: Any, step: Step, seen: int | None) -> Any:
+        name = f"commit.{kind_of(step)}"
+        passed(f"{name}.before")
+        with _named(name):
+            events = await commit(self, step, seen)
+        passed(f"{name}.after")
         return events
 
-    holding.store_step = store_step
-    holding.HoldSink._commit = _commit
+    sink._commit = _commit
 
 
-def _wrap_begin(owner: Any, passed: Passing) -> None:
-    begin = owner._begin
+def _wrap_claims(supervisor: Any, passed: Passing) -> None:
+    claim_next, begin = supervisor.claim_next, supervisor.Supervisor._begin
+
+    @wraps(claim_next)
+    async def claimed(database: Database, *, worker_id: str) -> Any:
+        passed("claim.before")
+        with _named("claim"):
+            return await claim_next(database, worker_id=worker_id)
 
     @wraps(begin)
     def _begin(self: Any, claim: Any) -> None:
         passed("claim.after")
         begin(self, claim)
 
-    owner._begin = _begin
+    supervisor.claim_next = claimed
+    supervisor.Supervisor._begin = _begin
+
+
+_name: ContextVar[str] = ContextVar("name", default="")
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Says what the single statement is that is about to be committed by being executed."""
+    token = _name.set(name)
+    try:
+        yield
+    finally:
+        _name.reset(token)
+
+
+def _wrap_single_statements(passed: Passing) -> None:
+    """At the point inside of one, the statement is committed and its answer gets lost."""
+    one_statement = Database.one_statement
+
+    @asynccontextmanager
+    async def with_point(self: Database) -> AsyncIterator[Transaction]:
+        async with one_statement(self) as tx:
+            if _name.get() and passed(f"{_name.get()}.inside") != "go":
+                await tx._connection.execute(LOSE_STATEMENT)
+            yield tx
+
+    Database.one_statement = with_point  # type: ignore[method-assign]
 
 
 def _wrap_requests(passed: Passing, folder: Path) -> None:

@@ -25,6 +25,8 @@ from tests.support.postgres_proxy import PostgresProxy
 LEASE_S = 1.0
 SWEEP_S = 1.0
 RETURN_S = 0.3  # what was killed is started again after so long
+IN_FLIGHT = ("commit.", "claim.")  # points of what is one statement, and no transaction of many
+IN_FLIGHT_S = 2.0  # for such a statement
 ZOMBIE_S = LEASE_S + 2 * SWEEP_S + 0.5  # stands still until another one has its runs
 FALSE_KEY = "sk-of-no-value-0123456789"  # must not be seen anywhere
 
@@ -95,10 +97,25 @@ class Stage:
                 self._write_armed()
                 fault, strike = found
                 self.struck[f"{strike.__name__} @ {fault.point}"] += 1
-                verdict = await strike(self, self.fleet.members[name])
+                verdict = await self._strike(fault.point, strike, self.fleet.members[name])
             writer.write(f"{verdict}\n".encode())
             await writer.drain()
         writer.close()
+
+    async def _strike(self, point: str, strike: Strike, member: Member) -> str:
+        if not point.startswith(IN_FLIGHT) or not point.endswith(".inside"):
+            return await strike(self, member)
+        # When the statement has left, and what it did is in the database.
+        delivered = self.proxies[member.name].delivered
+        delivered.clear()
+        self.keep(self._strike_when(delivered, strike, member))
+        return "lose"
+
+    async def _strike_when(self, delivered: asyncio.Event, strike: Strike, member: Member) -> None:
+        with contextlib.suppress(TimeoutError):  # its connection was cut before
+            async with asyncio.timeout(IN_FLIGHT_S):
+                await delivered.wait()
+                await strike(self, member)
 
     # -- what can be done to a member ---------------------------------------------------------------
 
