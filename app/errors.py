@@ -54,7 +54,10 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
 
 
 class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error. `code` is stable; `detail` says what happened and what to do; `field` names the culprit."""
+    """An error. `code` is stable; `detail` says what happened and what to do; `field` names the culprit.
+
+    `queue_depth`, with `queue_full`: how many wait already.
+    """
 
     type: str
     title: str
@@ -64,6 +67,7 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     error: ErrorBody
     field: str | None = None
+    queue_depth: int | None = None
 
 
 class ApiError(Exception):
@@ -130,6 +134,7 @@ STATUS: dict[type[Exception], int] = {
     db.errors.DatabaseError: 500,
     db.errors.NotFound: 404,
     db.errors.Conflict: 409,
+    db.errors.QueueFull: 429,
     db.errors.DatabaseBusy: 503,
     db.errors.DatabaseAway: 503,
     providers.errors.ProviderError: 502,
@@ -207,6 +212,7 @@ def to_problem(request: Request[Any, Any, Any], error: Exception) -> Response[by
         request_id=request_id_of(request.scope),
         error=ErrorBody(type=_TYPES.get(status, "invalid_request_error"), message=detail),
         field=field,
+        queue_depth=error.depth if isinstance(error, db.errors.QueueFull) else None,
     )
     return Response(
         msgspec.json.encode(problem),
@@ -259,6 +265,8 @@ def _headers(error: Exception, status: int) -> dict[str, str]:
         headers["www-authenticate"] = "Bearer"
     if status == 409:
         headers["x-should-retry"] = "false"  # some clients repeat every 409
+    if isinstance(error, db.errors.QueueFull):
+        headers["retry-after"] = str(error.retry_after_s)
     if status == 503:
         headers["retry-after"] = str(RETRY_AFTER_S)
     return headers

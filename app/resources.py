@@ -17,6 +17,7 @@ from app.streaming.hub import Hub
 from app.streaming.limits import StreamLimits
 from app.streaming.publisher import Publisher
 from db.engine import Database
+from db.queue_depth import QueueBounds
 from providers.registry import Registry
 from tools.builtin import builtin_registry
 from tools.registry import ToolRegistry
@@ -39,6 +40,13 @@ class Resources:
     providers: Registry
     tools: ToolRegistry
     metrics: CollectorRegistry
+
+    @property
+    def queue_bounds(self) -> QueueBounds:
+        """How much may wait where a tenant has no bound of its own."""
+        return QueueBounds(
+            queued_runs=self.settings.max_queued_runs, pending_prompts=self.settings.max_pending_prompts
+        )
 
 
 def open_redis(settings: Settings) -> Redis:

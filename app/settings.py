@@ -221,6 +221,13 @@ class Settings(Struct, frozen=True, kw_only=True):
         float, Meta(ge=1, le=7 * 86400, description="Time limit of a run when the agent does not say.")
     ] = 3600.0
 
+    max_queued_runs: Annotated[
+        int,
+        Meta(ge=1, le=10_000_000, description="Runs of one tenant that may wait for a worker; more get 429."),
+    ] = 10_000
+    max_pending_prompts: Annotated[
+        int, Meta(ge=1, le=100_000, description="Prompts of one session that may wait; more get 429.")
+    ] = 1000
     idempotency_hours: Annotated[
         int, Meta(ge=1, le=8760, description="How long an `Idempotency-Key` is remembered.")
     ] = 24

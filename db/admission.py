@@ -37,6 +37,7 @@ from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, public_or_none, to_uuid
 from db.parts import encode_json
+from db.queue_depth import QueueBounds
 from db.steps import Fence, store_step
 from db.work import LockedSession, load_work
 from providers.ids import new_id
@@ -76,11 +77,17 @@ INTERRUPTED = "A prompt took the place of the run."
 
 
 async def admit(
-    tx: Transaction, *, session_id: str, inputs: Sequence[Input], api_key_id: str | None
+    tx: Transaction,
+    *,
+    session_id: str,
+    inputs: Sequence[Input],
+    api_key_id: str | None,
+    bounds: QueueBounds | None = None,
 ) -> Admission:
     """Stores `inputs` in order; prompts among them are one batch and have one delivery.
 
-    Raises: NotFound, Conflict (`session_archived`, `session_busy`, `not_waiting`, `already_answered`).
+    Raises: NotFound, Conflict (`session_archived`, `session_busy`, `not_waiting`, `already_answered`),
+    QueueFull.
     """
     admission = Admission(session_id=session_id)
     batch_id = new_id("batch")
@@ -90,7 +97,13 @@ async def admit(
         match item:
             case PromptInput():
                 await _admit_prompt(
-                    tx, locked, item, batch_id=batch_id, api_key_id=api_key_id, admission=admission
+                    tx,
+                    locked,
+                    item,
+                    batch_id=batch_id,
+                    api_key_id=api_key_id,
+                    admission=admission,
+                    bounds=bounds,
                 )
             case InterruptInput():
                 await _admit_interrupt(tx, locked, item, admission)
@@ -217,6 +230,7 @@ async def _admit_prompt(
     batch_id: str,
     api_key_id: str | None,
     admission: Admission,
+    bounds: QueueBounds | None,
 ) -> None:
     delivery = prompt.delivery or "queue"
     is_first = not admission.has_prompts
@@ -244,7 +258,7 @@ async def _admit_prompt(
         api_key_id=key_id,
         run_id=run_id,
     )
-    await append(tx, locked, draft, admission, run=run, prompt=stored)
+    await append(tx, locked, draft, admission, run=run, prompt=stored, bounds=bounds)
     admission.answered.append(admission.events[-1])
     admission.has_prompts = True
     admission.run_id = admission.run_id or public_or_none("run", run_id)

@@ -12,6 +12,7 @@ from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, public_or_none, to_uuid
 from db.parts import Parts, add_events, encode_json
+from db.queue_depth import QueueBounds, add_depth, queue_full
 from db.work import LockedSession, find_locked
 
 
@@ -70,10 +71,12 @@ async def append(
     *,
     run: NewRun | None = None,
     prompt: NewPrompt | None = None,
+    bounds: QueueBounds | None = None,
 ) -> None:
     """Numbers and stores the events of `draft`, raises `inbox_no`, adds `run` and `prompt`: one statement.
 
     The run begins before, the prompt stands at the last of these events.
+    Raises: QueueFull, when too much waits already by `bounds`; then the transaction is to be given up.
     """
     events = draft.build().events
     logged = number(events, after_seq=0)
@@ -92,8 +95,15 @@ async def append(
         _add_run(parts, run, len(events))
     if prompt is not None:
         _add_prompt(parts, prompt)
-    last_seq = await tx.fetchval(parts.statement("SELECT last_seq FROM fence"), *parts.values)
-    admission.events.extend(renumbered(logged, after_seq=last_seq - len(events)))
+    if bounds is not None:
+        add_depth(parts, bounds, makes_run=run is not None)
+    columns = "last_seq" if bounds is None else "last_seq, waiting.depth, waiting.bound"
+    tables = "fence" if bounds is None else "fence, waiting"
+    row = await tx.fetchrow(parts.statement(f"SELECT {columns} FROM {tables}"), *parts.values)
+    assert row is not None, "the session row is locked"
+    if bounds is not None and row["depth"] >= row["bound"]:
+        raise await queue_full(tx, locked, row["depth"], makes_run=run is not None)
+    admission.events.extend(renumbered(logged, after_seq=row["last_seq"] - len(events)))
     admission.wake = admission.wake or run is not None
 
 

@@ -3,6 +3,7 @@
 DatabaseError
 ├── NotFound           no such row for this tenant
 ├── Conflict           the state of the row forbids it; `code` says how
+├── QueueFull          too much waits already; nothing was stored
 ├── DatabaseBusy       a lock could not be had in time; the same call may succeed later
 └── DatabaseAway       the connection could not be made or broke; whether a commit got through is not known
 """
@@ -33,6 +34,17 @@ class Conflict(DatabaseError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class QueueFull(DatabaseError):
+    """`depth`: how many wait already. `retry_after_s`: when there may be room, as far as can be told."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, depth: int, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.depth = depth
+        self.retry_after_s = retry_after_s
 
 
 class DatabaseBusy(DatabaseError):

@@ -89,6 +89,7 @@ async def end_lease(tx: Transaction, *, worker_id: str) -> None:
 # Candidates are the oldest few runs of each tenant with a queue: first of the tenant with the least running,
 # among equals of the one that was served longest ago, so that tenants take turns however long their queues.
 # The tenants are found by skipping through the index, so that a long queue of one costs the others nothing.
+# Runs of a key that has as many at work as it may are passed over, so that they hide none behind them.
 _CANDIDATES = f"""
 WITH RECURSIVE queues AS (
     (SELECT tenant_id FROM runs WHERE state = 'queued' ORDER BY tenant_id LIMIT 1)
@@ -105,20 +106,28 @@ loads AS (
     ) AS served_at
     FROM queues WHERE queues.tenant_id IS NOT NULL
 ),
+full_keys AS MATERIALIZED (
+    SELECT id FROM api_keys WHERE max_running_runs <= (
+        SELECT count(*) FROM runs WHERE api_key_id = api_keys.id AND state = 'running'
+    )
+),
 candidates AS (
     SELECT head.id AS run_id, head.session_id, head.queued_at, loads.running, loads.served_at,
-        tenants.id AS tenant_id, tenants.max_running_runs
+        tenants.id AS tenant_id, tenants.max_running_runs, api_keys.id AS key_id,
+        api_keys.max_running_runs AS key_max_running_runs
     FROM loads JOIN tenants ON tenants.id = loads.tenant_id, LATERAL (
-        SELECT id, session_id, queued_at FROM runs
+        SELECT id, session_id, queued_at, api_key_id FROM runs
         WHERE tenant_id = loads.tenant_id AND state = 'queued'
+            AND (api_key_id IS NULL OR api_key_id <> ALL (ARRAY(SELECT id FROM full_keys)))
         ORDER BY queued_at, id LIMIT {CANDIDATES_PER_TENANT}
-    ) AS head
+    ) AS head LEFT JOIN api_keys ON api_keys.id = head.api_key_id
     WHERE tenants.max_running_runs IS NULL OR loads.running < tenants.max_running_runs
 )
 """
 
 _FIRST = """
-SELECT candidates.run_id, candidates.tenant_id, candidates.max_running_runs
+SELECT candidates.run_id, candidates.tenant_id, candidates.max_running_runs, candidates.key_id,
+    candidates.key_max_running_runs
 FROM candidates JOIN sessions ON sessions.id = session_id
 ORDER BY candidates.running, candidates.served_at NULLS FIRST, candidates.queued_at LIMIT 1
 FOR NO KEY UPDATE OF sessions SKIP LOCKED
@@ -148,7 +157,8 @@ found AS MATERIALIZED (
 ),
 taken AS (
     {_BEGIN_RUN} FROM found
-    WHERE runs.id = found.run_id AND runs.state = 'queued' AND found.max_running_runs IS NULL AND {_HAS_LEASE}
+    WHERE runs.id = found.run_id AND runs.state = 'queued' AND {_HAS_LEASE}
+        AND found.max_running_runs IS NULL AND found.key_max_running_runs IS NULL
     RETURNING runs.session_id, runs.id AS run_id
 ),
 claimed AS (
@@ -158,13 +168,16 @@ SELECT claimed.*, clock_timestamp() AS now, EXISTS (SELECT FROM candidates) AS i
 FROM (SELECT) AS one LEFT JOIN claimed ON true
 """
 
-# A statement of its own: it counts what was committed while the lock of the tenant was waited for.
+# A statement of its own: it counts what was committed while the locks of tenant and key were waited for.
 _TAKE = f"""
 WITH taken AS (
     {_BEGIN_RUN}
     WHERE id = $2 AND state = 'queued' AND {_HAS_LEASE}
         AND ($3::int IS NULL OR $3 > (
             SELECT count(*) FROM runs others WHERE others.tenant_id = runs.tenant_id AND state = 'running'
+        ))
+        AND ($4::int IS NULL OR $4 > (
+            SELECT count(*) FROM runs others WHERE others.api_key_id = runs.api_key_id AND state = 'running'
         ))
     RETURNING session_id, id AS run_id
 )
@@ -202,11 +215,13 @@ async def claim_run(tx: Transaction, *, worker_id: str) -> Claim | None:
             if await tx.fetchval(f"{_CANDIDATES} SELECT true FROM candidates LIMIT 1"):
                 raise DatabaseBusy("The sessions of all runs that could be taken are locked.")
             return None
-        cap = found["max_running_runs"]
+        cap, key_cap = found["max_running_runs"], found["key_max_running_runs"]
+        # Claims where there is a cap go one at a time, or two at once would both find the last place.
         if cap is not None:
-            # Claims for a tenant with a cap go one at a time, or two at once would both find the last place.
             await tx.execute("SELECT FROM tenants WHERE id = $1 FOR NO KEY UPDATE", found["tenant_id"])
-        taken = await tx.fetchrow(_TAKE, worker, found["run_id"], cap)
+        if key_cap is not None:
+            await tx.execute("SELECT FROM api_keys WHERE id = $1 FOR NO KEY UPDATE", found["key_id"])
+        taken = await tx.fetchrow(_TAKE, worker, found["run_id"], cap, key_cap)
         if taken is not None:
             return _claim(taken)
     return None

@@ -19,11 +19,16 @@ Scope = Literal["admin", "write", "read"]
 KEY_PREFIX = "arm_"
 SESSION_TOKEN_PREFIX = "armt_"
 _SECRET_BYTES = 32
-_COLUMNS = "id, tenant_id, name, hint, scopes, session_id, created_at, expires_at, revoked_at"
+_COLUMNS = (
+    "id, tenant_id, name, hint, scopes, session_id, max_running_runs, created_at, expires_at, revoked_at"
+)
 
 
 class ApiKey(Struct, frozen=True, kw_only=True):
-    """A key without its text. `hint` is its beginning, to tell keys apart."""
+    """A key without its text. `hint` is its beginning, to tell keys apart.
+
+    `max_running_runs`: how many runs that it asked for may be worked on at once; None: no bound of its own.
+    """
 
     id: UUID
     tenant_id: UUID
@@ -31,6 +36,7 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     hint: str
     scopes: tuple[Scope, ...]
     session_id: UUID | None
+    max_running_runs: int | None
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -43,6 +49,7 @@ async def create_key(
     name: str,
     scopes: Sequence[str],
     session_id: UUID | None = None,
+    max_running_runs: int | None = None,
     expires_at: datetime | None = None,
 ) -> tuple[ApiKey, str]:
     """The key and its text, which is nowhere else: not stored, not to be logged.
@@ -54,8 +61,9 @@ async def create_key(
         _SECRET_BYTES
     )
     row = await tx.fetchrow(
-        f"""INSERT INTO api_keys (id, tenant_id, name, sha256, hint, scopes, session_id, expires_at)
-        SELECT $1, tenants.id, $3, $4, $5, $6, $7, $8 FROM tenants WHERE tenants.id = $2
+        f"""INSERT INTO api_keys
+            (id, tenant_id, name, sha256, hint, scopes, session_id, max_running_runs, expires_at)
+        SELECT $1, tenants.id, $3, $4, $5, $6, $7, $8, $9 FROM tenants WHERE tenants.id = $2
         RETURNING {_COLUMNS}""",
         to_uuid(new_id("key")),
         tenant_id,
@@ -64,6 +72,7 @@ async def create_key(
         secret[:12],
         list(scopes),
         session_id,
+        max_running_runs,
         expires_at,
     )
     if row is None:
@@ -116,6 +125,16 @@ async def list_keys(
     return [_key(row) for row in rows]
 
 
+async def bound_key(tx: Transaction, key_id: UUID, *, max_running_runs: int | None) -> ApiKey:
+    """Sets how many of its runs may be worked on at once, from the next claim on. Raises: NotFound."""
+    row = await tx.fetchrow(
+        f"UPDATE api_keys SET max_running_runs = $2 WHERE id = $1 RETURNING {_COLUMNS}",
+        key_id,
+        max_running_runs,
+    )
+    return _found(row, key_id)
+
+
 async def revoke_key(tx: Transaction, key_id: UUID) -> ApiKey:
     """Out of use from the commit on; revoking again changes nothing. Raises: NotFound."""
     row = await tx.fetchrow(
@@ -144,6 +163,7 @@ def _key(row: Record) -> ApiKey:
         hint=row["hint"],
         scopes=cast("tuple[Scope, ...]", tuple(row["scopes"])),
         session_id=row["session_id"],
+        max_running_runs=row["max_running_runs"],
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],

@@ -55,6 +55,7 @@ tenants = sa.Table(
     _id(),
     sa.Column("name", sa.Text, nullable=False, unique=True),
     sa.Column("max_running_runs", sa.Integer),
+    sa.Column("max_queued_runs", sa.Integer),
     _moment("created_at", nullable=False),
     _moment("archived_at"),
 )
@@ -75,6 +76,7 @@ api_keys = sa.Table(
     _moment("expires_at"),
     _moment("revoked_at"),
     sa.Index("ix_api_keys_tenant_id", "tenant_id", "created_at"),
+    sa.Index("ix_api_keys_capped", "id", postgresql_where=sa.text("max_running_runs IS NOT NULL")),
 )
 
 workers = sa.Table(
@@ -187,6 +189,8 @@ runs = sa.Table(
     sa.Index("ix_runs_queued", "tenant_id", "queued_at", "id", postgresql_where=sa.text("state = 'queued'")),
     sa.Index("ix_runs_running", "worker_id", postgresql_where=sa.text("state = 'running'")),
     sa.Index("ix_runs_running_tenant", "tenant_id", postgresql_where=sa.text("state = 'running'")),
+    # How many of a key's runs are worked on, for keys with a cap.
+    sa.Index("ix_runs_running_key", "api_key_id", postgresql_where=sa.text("state = 'running'")),
 )
 
 prompts = sa.Table(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agents.config import Name
 from app.auth import Principal, scope
@@ -24,6 +24,10 @@ from providers.types import JsonObject
 ADMIN = scope("admin")
 Scopes = Annotated[list[Scope], Meta(min_length=1, max_length=3)]
 RunBound = Annotated[int, Meta(ge=1, le=100_000, description="Runs that are worked on at once at most.")]
+QueueBound = Annotated[
+    int,
+    Meta(ge=1, le=10_000_000, description="Runs that wait for a worker at most; null: see the settings."),
+]
 TenantFilter = Annotated[
     str | None, QueryParameter(name="tenant_id", description="Only keys of this tenant; default: all.")
 ]
@@ -32,6 +36,14 @@ TenantFilter = Annotated[
 class TenantCreate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Name
     max_running_runs: RunBound | None = None
+    max_queued_runs: QueueBound | None = None
+
+
+class TenantUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What changes; null removes the tenant's own bound."""
+
+    max_running_runs: RunBound | UnsetType | None = UNSET
+    max_queued_runs: QueueBound | UnsetType | None = UNSET
 
 
 class TenantView(Struct, frozen=True, kw_only=True):
@@ -41,6 +53,7 @@ class TenantView(Struct, frozen=True, kw_only=True):
     type: Literal["tenant"] = "tenant"
     name: str
     max_running_runs: int | None
+    max_queued_runs: int | None
     created_at: datetime
     archived_at: datetime | None
 
@@ -51,7 +64,14 @@ class KeyCreate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Name
     tenant_id: str | None = None
     scopes: Scopes
+    max_running_runs: RunBound | None = None
     expires_at: datetime | None = None
+
+
+class KeyUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What changes; null removes the bound."""
+
+    max_running_runs: RunBound | None
 
 
 class KeyView(Struct, frozen=True, kw_only=True):
@@ -64,6 +84,7 @@ class KeyView(Struct, frozen=True, kw_only=True):
     hint: str
     scopes: tuple[Scope, ...]
     session_id: str | None
+    max_running_runs: int | None
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -83,7 +104,12 @@ async def create_tenant(
     async with resources.database.transaction() as tx:
 
         async def make() -> JsonObject:
-            tenant = await tenants.create_tenant(tx, name=data.name, max_running_runs=data.max_running_runs)
+            tenant = await tenants.create_tenant(
+                tx,
+                name=data.name,
+                max_running_runs=data.max_running_runs,
+                max_queued_runs=data.max_queued_runs,
+            )
             return {"tenant_id": public("ten", tenant.id)}
 
         made = await once(tx, request, make)
@@ -109,6 +135,32 @@ async def get_tenant(tenant_id: FromPath[str], resources: NamedDependency[Resour
     """Reads a tenant."""
     async with resources.database.transaction() as tx:
         return _view_tenant(await tenants.get_tenant(tx, parse_id("ten", tenant_id)))
+
+
+@post("/v1/admin/tenants/{tenant_id:str}", tags=["Administration"], opt=ADMIN, status_code=200)
+async def update_tenant(
+    request: ApiRequest,
+    tenant_id: FromPath[str],
+    data: JSONBody[TenantUpdate],
+    resources: NamedDependency[Resources],
+) -> TenantView:
+    """Changes the bounds of a tenant. What is worked on or waits already goes on."""
+    uuid = parse_id("ten", tenant_id)
+    async with resources.database.transaction() as tx:
+
+        async def make() -> JsonObject:
+            old = await tenants.get_tenant(tx, uuid)
+            running, queued = data.max_running_runs, data.max_queued_runs
+            await tenants.bound_tenant(
+                tx,
+                uuid,
+                max_running_runs=old.max_running_runs if running is UNSET else running,
+                max_queued_runs=old.max_queued_runs if queued is UNSET else queued,
+            )
+            return {"tenant_id": tenant_id}
+
+        await once(tx, request, make)
+        return _view_tenant(await tenants.get_tenant(tx, uuid))
 
 
 @post("/v1/admin/tenants/{tenant_id:str}/archive", tags=["Administration"], opt=ADMIN, status_code=200)
@@ -146,6 +198,7 @@ async def create_key(
                 tenant_id=tenant_id,
                 name=data.name,
                 scopes=sorted(set(data.scopes)),
+                max_running_runs=data.max_running_runs,
                 expires_at=_future(data.expires_at),
             )
             return {"key_id": public("key", key.id)}
@@ -179,6 +232,25 @@ async def get_key(key_id: FromPath[str], resources: NamedDependency[Resources]) 
         return _view_key(await keys.get_key(tx, parse_id("key", key_id)))
 
 
+@post("/v1/admin/keys/{key_id:str}", tags=["Administration"], opt=ADMIN, status_code=200)
+async def update_key(
+    request: ApiRequest,
+    key_id: FromPath[str],
+    data: JSONBody[KeyUpdate],
+    resources: NamedDependency[Resources],
+) -> KeyView:
+    """Changes how many runs of a key are worked on at once."""
+    uuid = parse_id("key", key_id)
+    async with resources.database.transaction() as tx:
+
+        async def make() -> JsonObject:
+            await keys.bound_key(tx, uuid, max_running_runs=data.max_running_runs)
+            return {"key_id": key_id}
+
+        await once(tx, request, make)
+        return _view_key(await keys.get_key(tx, uuid))
+
+
 @post("/v1/admin/keys/{key_id:str}/revoke", tags=["Administration"], opt=ADMIN, status_code=200)
 async def revoke_key(
     request: ApiRequest, key_id: FromPath[str], resources: NamedDependency[Resources]
@@ -199,10 +271,12 @@ ROUTES = [
     create_tenant,
     list_tenants,
     get_tenant,
+    update_tenant,
     archive_tenant,
     create_key,
     list_keys,
     get_key,
+    update_key,
     revoke_key,
 ]
 
@@ -225,6 +299,7 @@ def _view_tenant(tenant: Tenant) -> TenantView:
         id=public("ten", tenant.id),
         name=tenant.name,
         max_running_runs=tenant.max_running_runs,
+        max_queued_runs=tenant.max_queued_runs,
         created_at=tenant.created_at,
         archived_at=tenant.archived_at,
     )
@@ -242,6 +317,7 @@ def _key_fields(key: ApiKey) -> JsonObject:
         "hint": key.hint,
         "scopes": key.scopes,
         "session_id": public_or_none("sess", key.session_id),
+        "max_running_runs": key.max_running_runs,
         "created_at": key.created_at,
         "expires_at": key.expires_at,
         "revoked_at": key.revoked_at,

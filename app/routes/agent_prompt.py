@@ -149,7 +149,11 @@ async def _admit(
             session_id = await _session_for(tx, agent_id, data)
             await require_image_files(tx, inputs)
             admission = await admit(
-                tx, session_id=session_id, inputs=inputs, api_key_id=principal.public_key_id
+                tx,
+                session_id=session_id,
+                inputs=inputs,
+                api_key_id=principal.public_key_id,
+                bounds=resources.queue_bounds,
             )
             prompt = admission.answered[0]
             return {"session_id": session_id, "prompt_id": prompt.id, "seq": prompt.seq}

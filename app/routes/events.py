@@ -132,7 +132,11 @@ async def send_events(
             nonlocal admission
             await require_image_files(tx, inputs)
             admission = await admit(
-                tx, session_id=session_id, inputs=inputs, api_key_id=principal.public_key_id
+                tx,
+                session_id=session_id,
+                inputs=inputs,
+                api_key_id=principal.public_key_id,
+                bounds=resources.queue_bounds,
             )
             return {"session_id": session_id, "seqs": [event.seq for event in admission.answered]}
 

@@ -61,9 +61,9 @@ _LATER = Meta(description="Not available yet: refused with `not_available`.")
 
 
 DELIVERY = Meta(
-    description="What it does to a busy session. Null or `queue`: a run of its own follows. `steer`: the run"
-    " in progress takes it up before its next request. `interrupt`: stops the run and takes its place."
-    " `reject`: refused with 409 `session_busy`."
+    description="What it does to a busy session. Null, `queue`: a run of its own follows. `steer`: the run in"
+    " progress takes it up before its next request. `interrupt`: stops the run and takes its place. `reject`:"
+    " refused with 409 `session_busy`."
 )
 CANCEL_MODE = Meta(
     description="`now`: at once. `after_turn`: when the model request in progress and its calls are done."

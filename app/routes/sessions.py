@@ -163,7 +163,11 @@ async def create_session(
             if inputs:
                 await require_image_files(tx, inputs)
                 admission = await admit(
-                    tx, session_id=session_id, inputs=inputs, api_key_id=principal.public_key_id
+                    tx,
+                    session_id=session_id,
+                    inputs=inputs,
+                    api_key_id=principal.public_key_id,
+                    bounds=resources.queue_bounds,
                 )
             return {"session_id": session_id}
 

@@ -70,6 +70,7 @@ def upgrade() -> None:
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("max_running_runs", sa.Integer(), nullable=True),
+        sa.Column("max_queued_runs", sa.Integer(), nullable=True),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -289,6 +290,13 @@ def upgrade() -> None:
         sa.UniqueConstraint("sha256", name=op.f("uq_api_keys_sha256")),
     )
     op.create_index(op.f("ix_api_keys_session_id"), "api_keys", ["session_id"], unique=False)
+    op.create_index(
+        "ix_api_keys_capped",
+        "api_keys",
+        ["id"],
+        unique=False,
+        postgresql_where=sa.text("max_running_runs IS NOT NULL"),
+    )
     op.create_index("ix_api_keys_tenant_id", "api_keys", ["tenant_id", "created_at"], unique=False)
     op.create_table(
         "events",
@@ -432,6 +440,13 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("state = 'running'"),
     )
+    op.create_index(
+        "ix_runs_running_key",
+        "runs",
+        ["api_key_id"],
+        unique=False,
+        postgresql_where=sa.text("state = 'running'"),
+    )
     op.create_index("ix_runs_started", "runs", ["tenant_id", "started_at"], unique=False)
     op.create_index("ix_runs_session_id", "runs", ["session_id", "queued_at", "id"], unique=False)
     op.create_index(
@@ -531,6 +546,7 @@ def downgrade() -> None:
     op.drop_index("uq_runs_open", table_name="runs", postgresql_where=sa.text("state <> 'closed'"))
     op.drop_index("ix_runs_session_id", table_name="runs")
     op.drop_index("ix_runs_started", table_name="runs")
+    op.drop_index("ix_runs_running_key", table_name="runs", postgresql_where=sa.text("state = 'running'"))
     op.drop_index("ix_runs_running_tenant", table_name="runs", postgresql_where=sa.text("state = 'running'"))
     op.drop_index("ix_runs_running", table_name="runs", postgresql_where=sa.text("state = 'running'"))
     op.drop_index("ix_runs_queued", table_name="runs", postgresql_where=sa.text("state = 'queued'"))
@@ -542,6 +558,9 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_files_session_id"), table_name="files")
     op.drop_table("files")
     op.drop_table("events")
+    op.drop_index(
+        "ix_api_keys_capped", table_name="api_keys", postgresql_where=sa.text("max_running_runs IS NOT NULL")
+    )
     op.drop_index("ix_api_keys_tenant_id", table_name="api_keys")
     op.drop_index(op.f("ix_api_keys_session_id"), table_name="api_keys")
     op.drop_table("api_keys")

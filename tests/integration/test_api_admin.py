@@ -8,8 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from db.ids import public
 from db.keys import create_key
 from tests.support.served_api import Caller, ServedApi, served_api
+
+PROMPT = {"events": [{"type": "user.message", "content": [{"type": "text", "text": "hello"}]}]}
 
 
 @pytest.fixture
@@ -96,6 +99,56 @@ async def test_key_that_makes_no_sense_is_refused(
 ) -> None:
     admin = await api.caller(scopes=("admin",))
     await admin.post("/v1/admin/keys", {"name": "k", "scopes": ["read"]} | fields, status)
+
+
+async def test_bounds_of_a_tenant_and_of_a_key_are_changed_and_taken_away(api: ServedApi) -> None:
+    admin = await api.caller(scopes=("admin",))
+    tenant = await admin.post("/v1/admin/tenants", {"name": "bounded", "max_running_runs": 3}, 201)
+    assert (tenant["max_running_runs"], tenant["max_queued_runs"]) == (3, None)
+    path = f"/v1/admin/tenants/{tenant['id']}"
+    changed = await admin.post(path, {"max_queued_runs": 5})
+    assert (changed["max_running_runs"], changed["max_queued_runs"]) == (3, 5)
+    changed = await admin.post(path, {"max_running_runs": None})
+    assert (changed["max_running_runs"], changed["max_queued_runs"]) == (None, 5)
+    assert await admin.get(path) == changed
+
+    key = await _new_key(admin, max_running_runs=2)
+    assert key["max_running_runs"] == 2
+    path = f"/v1/admin/keys/{key['id']}"
+    assert (await admin.post(path, {"max_running_runs": None}))["max_running_runs"] is None
+    await admin.post(path, {"max_running_runs": 0}, 422)
+    await admin.post(f"/v1/admin/keys/key_{'0' * 32}", {"max_running_runs": 1}, 404)
+
+
+async def test_prompt_beyond_the_depth_of_the_queue_is_told_to_come_back(api: ServedApi) -> None:
+    admin, me = await api.caller(scopes=("admin",)), await api.caller()
+    await admin.post(f"/v1/admin/tenants/{public('ten', me.tenant_id)}", {"max_queued_runs": 2})
+    sessions = [await me.session() for _ in range(3)]
+    for session in sessions[:2]:
+        await me.post(f"/v1/sessions/{session}/events", PROMPT)
+    answer = await me.http.post(f"/v1/sessions/{sessions[2]}/events", json=PROMPT)
+    problem = answer.json()
+    assert (answer.status_code, problem["code"], problem["queue_depth"]) == (429, "queue_full", 2)
+    assert problem["error"]["type"] == "rate_limit_error"
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert (await me.get(f"/v1/sessions/{sessions[2]}/events"))["data"] == []  # nothing was stored
+    # What waits in a session has a bound of its own, and other tenants are not concerned.
+    await me.post(f"/v1/sessions/{sessions[0]}/events", PROMPT)
+    other = await api.caller()
+    await other.post(f"/v1/sessions/{await other.session()}/events", PROMPT)
+
+
+async def test_prompts_that_wait_in_one_session_are_bounded(database_url: str, redis_url: str) -> None:
+    async with served_api(database_url, redis_url, max_pending_prompts=3) as api:
+        me = await api.caller()
+        session = await me.session()
+        for _ in range(3):
+            await me.post(f"/v1/sessions/{session}/events", PROMPT)
+        answer = await me.http.post(f"/v1/sessions/{session}/events", json=PROMPT)
+        assert (answer.status_code, answer.json()["code"]) == (429, "queue_full")
+        (pending, *_) = (await me.get(f"/v1/sessions/{session}/prompts?states=pending&order=desc"))["data"]
+        assert (await me.http.delete(f"/v1/sessions/{session}/prompts/{pending['id']}")).status_code == 200
+        await me.post(f"/v1/sessions/{session}/events", PROMPT)
 
 
 async def test_expiry_is_kept(api: ServedApi) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -22,7 +23,8 @@ from db.admission import InterruptInput, cancel_run
 from db.engine import Database, Transaction
 from db.errors import Conflict, DatabaseBusy, DatabaseError, NotFound
 from db.holds import Claim, claim_run, end_lease
-from db.ids import to_uuid
+from db.ids import public, to_uuid
+from db.keys import create_key
 from db.steps import store_step
 from db.sweeping import Swept, hand_over, stale_sessions, sweep_session
 from providers.ids import new_id
@@ -378,6 +380,44 @@ async def test_claim_that_waits_for_another_of_its_tenant_sees_that_the_last_pla
         late = asyncio.create_task(claim(database, worker))
         await eventually(lambda: is_waiting_for_a_lock(database))
     assert await late is None
+
+
+async def new_key(database: Database, tenant_id: UUID, *, max_running_runs: int) -> str:
+    async with database.transaction() as tx:
+        key, _ = await create_key(
+            tx, tenant_id=tenant_id, name="capped", scopes=("write",), max_running_runs=max_running_runs
+        )
+    return public("key", key.id)
+
+
+async def test_cap_of_a_key_is_kept_by_claims_at_once_and_hides_no_other_run(database: Database) -> None:
+    tenant = await new_tenant(database)
+    key = await new_key(database, tenant, max_running_runs=2)
+    for session in await new_sessions(database, 15, tenant_id=tenant):
+        await post(database, session, "hello", api_key_id=key)
+    (free,) = await new_sessions(database, tenant_id=tenant)
+    await post(database, free, "hello")  # behind more of the capped key's than a claim looks at
+    workers = [await new_worker(database) for _ in range(8)]
+    claims = await asyncio.gather(*(claim(database, worker) for worker in workers))
+    held = [taken.hold.session_id for taken in claims if taken is not None]
+    while (more := await claim(database, workers[0])) is not None:
+        held.append(more.hold.session_id)
+    assert len(held) == 3
+    assert free in held
+
+
+async def test_place_that_a_run_of_a_capped_key_frees_is_taken_by_the_next(database: Database) -> None:
+    tenant = await new_tenant(database)
+    key = await new_key(database, tenant, max_running_runs=1)
+    for session in await new_sessions(database, 2, tenant_id=tenant):
+        await post(database, session, "hello", api_key_id=key)
+    worker = await new_worker(database)
+    first = await take(database, worker)
+    assert await claim(database, worker) is None
+    batch = await batch_of(database, first)
+    async with database.transaction() as tx:
+        assert await store_step(tx, fence_of(first), Writer(first).close(batch))
+    assert (await take(database, worker)).hold.session_id != first.hold.session_id
 
 
 async def test_claim_needs_a_live_lease(database: Database) -> None:

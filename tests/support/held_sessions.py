@@ -78,14 +78,16 @@ def answer(call_id: str, text: str = "yes") -> AnswerInput:
     return AnswerInput(custom_tool_use_id=call_id, content=(TextBlock(text=text),))
 
 
-async def post(database: Database, session_id: str, *inputs: Input | str) -> Admission:
+async def post(
+    database: Database, session_id: str, *inputs: Input | str, api_key_id: str | None = None
+) -> Admission:
     """What one POST admits. Text is a prompt."""
     async with database.transaction() as tx:
         return await admit(
             tx,
             session_id=session_id,
             inputs=[prompt(item) if isinstance(item, str) else item for item in inputs],
-            api_key_id=None,
+            api_key_id=api_key_id,
         )
 
 
