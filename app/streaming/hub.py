@@ -66,7 +66,8 @@ class Hub:
         self._to_settle: set[str] = set()
         self._poll_soon = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[Any]] = set()
+        self._pages: dict[tuple[str, int], asyncio.Task[list[LoggedEvent]]] = {}  # that have not begun
 
     async def start(self) -> None:
         """Returns at once; Redis may be away."""
@@ -264,9 +265,24 @@ class Hub:
             return (await heads(tx, [session_id])).get(session_id)
 
     async def page(self, session_id: str, after_seq: int) -> list[LoggedEvent]:
-        self.counters.pages_read += 1
-        async with self._read() as tx:
-            return await events_after(tx, session_id, after_seq)
+        """Those that wait for the same page share it; a read that has begun is too old to be shared."""
+        place = (session_id, after_seq)
+        page = self._pages.get(place)
+        if page is None:
+            page = self._pages[place] = asyncio.create_task(self._read_page(place))
+            self._ending.add(page)
+            page.add_done_callback(self._ending.discard)
+        return await asyncio.shield(page)
+
+    async def _read_page(self, place: tuple[str, int]) -> list[LoggedEvent]:
+        try:
+            async with self._read() as tx:
+                del self._pages[place]
+                self.counters.pages_read += 1
+                return await events_after(tx, *place)
+        finally:
+            if self._pages.get(place) is asyncio.current_task():
+                del self._pages[place]
 
     async def kept_previews(self, session_id: str) -> list[bytes]:
         try:

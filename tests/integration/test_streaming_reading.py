@@ -344,3 +344,20 @@ async def test_the_log_is_listed_in_either_order_by_type_and_position(database_u
             found = await heads(tx, [log.session_id, new_id("sess")])
         assert list(found) == [log.session_id]
         assert (found[log.session_id].last_seq, found[log.session_id].is_busy) == (4, False)
+
+
+async def test_readers_that_wait_for_the_same_page_share_it_and_get_nothing_older_than_their_question(
+    database_url: str, redis_url: str
+) -> None:
+    async with open_database(database_url) as database, replica(database, redis_url) as api:
+        log = await new_log(database)
+        await log.say("one", "two")
+        pages = await asyncio.gather(*(api.hub.page(log.session_id, 1) for _ in range(500)))
+        assert api.hub.counters.pages_read == 1
+        assert all([event.seq for event in page] == [2] for page in pages)
+        begun = [asyncio.create_task(api.hub.page(log.session_id, 2)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await log.say("three")
+        [event] = await api.hub.page(log.session_id, 2)
+        assert event.seq == 3
+        await asyncio.gather(*begun)
