@@ -3,14 +3,22 @@
 from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import replace
 
+from app.plugins import Plugins
 from app.settings import Settings, Timeouts, Vendor
 from providers.pricing import ModelPrice
-from providers.registry import ProviderSettings, VendorSettings
+from providers.registry import ProviderSettings, Registry, VendorSettings
+
+
+def provider_registry(settings: Settings, plugins: Plugins) -> Registry:
+    """The providers of this service and of its plug-ins, for api and worker alike."""
+    own = replace(provider_settings(settings), key_sources=plugins.key_sources)
+    return Registry(own, vendors=plugins.vendors)
 
 
 def provider_settings(settings: Settings) -> ProviderSettings:
-    """What the providers need to know, for api and worker alike."""
+    """What the providers need to know."""
     return ProviderSettings(
         vendors={vendor.replace("_", "-"): _vendor(settings, vendor) for vendor in get_args(Vendor)},
         prices={

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
 from app.key_lookups import KeyLookups
-from app.provider_settings import provider_settings
+from app.plugins import load_plugins
+from app.provider_settings import provider_registry
 from app.queue import WakeUps
 from app.settings import Settings
 from app.streaming.hub import Hub
@@ -19,7 +20,6 @@ from app.streaming.publisher import Publisher
 from db.engine import Database
 from db.queue_depth import QueueBounds
 from providers.registry import Registry
-from tools.builtin import builtin_registry
 from tools.registry import ToolRegistry
 
 REDIS_TIMEOUT_S = 2.0
@@ -90,7 +90,8 @@ async def open_resources(settings: Settings, metrics: CollectorRegistry) -> Asyn
         stack.push_async_callback(hub.close)
         wake_ups = WakeUps(settings.redis_url)
         stack.push_async_callback(wake_ups.aclose)
-        providers = Registry(provider_settings(settings))
+        plugins = load_plugins()
+        providers = provider_registry(settings, plugins)
         stack.push_async_callback(providers.aclose)
         yield Resources(
             settings=settings,
@@ -101,7 +102,7 @@ async def open_resources(settings: Settings, metrics: CollectorRegistry) -> Asyn
             hub=hub,
             wake_ups=wake_ups,
             providers=providers,
-            tools=builtin_registry(),
+            tools=plugins.tools,
             metrics=metrics,
         )
 

@@ -9,7 +9,8 @@ import uvloop
 
 from app.ending import end
 from app.lease import Lease
-from app.provider_settings import provider_settings
+from app.plugins import load_plugins
+from app.provider_settings import provider_registry
 from app.queue import WakeUps, WakeUpWorker
 from app.recovery import sweep_for_ever
 from app.settings import Settings
@@ -19,23 +20,21 @@ from app.supervisor import Supervisor
 from app.telemetry import configure_logging
 from db.engine import Database
 from providers.ids import new_id
-from providers.registry import Registry
 from providers.retry import RetryPolicy
-from tools.builtin import builtin_registry
 from tools.registry import ToolRegistry
 
 _log = logging.getLogger(__name__)
 
 
 def run_worker(settings: Settings, *, tools: ToolRegistry | None = None) -> int:
-    """Works until SIGTERM or SIGINT; the exit code. `tools` None: those that come with the service."""
+    """Works until SIGTERM or SIGINT; the exit code. `tools` None: those of service and plug-ins."""
     configure_logging(level=settings.log_level, form=settings.log_format, secrets=settings.secrets)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(settings, builtin_registry() if tools is None else tools))
+        runner.run(_work(settings, tools))
     return 0
 
 
-async def _work(settings: Settings, tools: ToolRegistry) -> None:
+async def _work(settings: Settings, tools: ToolRegistry | None) -> None:
     assert settings.database_url is not None
     assert settings.redis_url is not None
     stopping = asyncio.Event()
@@ -51,9 +50,11 @@ async def _work(settings: Settings, tools: ToolRegistry) -> None:
         stack.push_async_callback(database.close)
         publisher = await stack.enter_async_context(aclosing(Publisher.open(settings.redis_url)))
         wake_ups = await stack.enter_async_context(aclosing(WakeUps(settings.redis_url)))
-        models = await stack.enter_async_context(aclosing(Registry(provider_settings(settings))))
+        plugins = load_plugins()
+        models = await stack.enter_async_context(aclosing(provider_registry(settings, plugins)))
         # An SDK takes seconds to import: in a thread, and before the first run is taken.
         await asyncio.to_thread(models.preload)
+        await models.discover()
         worker_id = new_id("work")
         supervisor = Supervisor(
             worker_id=worker_id,
@@ -62,7 +63,7 @@ async def _work(settings: Settings, tools: ToolRegistry) -> None:
             publisher=publisher,
             wake_ups=wake_ups,
             models=models,
-            tools=tools,
+            tools=plugins.tools if tools is None else tools,
             retry=RetryPolicy(),
         )
         await _serve(

@@ -1,15 +1,14 @@
 """The models that are known by name, for clients that choose one. Any other name of a vendor works too."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from providers.pricing import ModelPrice, listed_model, listed_price
-from providers.types import Capabilities, JsonObject
-from providers.vendors import VENDORS
+from providers.pricing import ModelPrice, listed_model, listed_price, price_list_source
+from providers.types import Capabilities
+from providers.vendors import Vendor
 
 # Source: the vendors' model lists by way of genai-prices 0.2.3 and the SDKs, read 2026-11-30. The order is
 # that of the list: newest first.
@@ -44,14 +43,16 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "deepseek": ("deepseek-flash", "deepseek-v4-pro"),
     "rehearsal": ("demo", "fast", "no-tools", "small"),
 }
+KNOWN_MODELS = tuple((vendor, model) for vendor, models in _KNOWN.items() for model in models)
 _FREE = ModelPrice(input_usd=Decimal(0), output_usd=Decimal(0))
-_VENDOR_OF = {model: vendor for vendor, models in _KNOWN.items() for model in models}
+_VENDOR_OF = {model: vendor for vendor, model in KNOWN_MODELS}
 
 
 class ModelEntry(Struct, frozen=True, kw_only=True):
     """One known model. `id` is what an agent's `model` takes.
 
-    `prices` are for short requests; None: not known. `is_configured`: the key that it needs is set here.
+    `prices` are for short requests; None: not known. `price_source`: `override`, `rehearsal`, or the price
+    list with its version. `is_configured`: what the vendor needs is set here.
     """
 
     id: str
@@ -60,6 +61,7 @@ class ModelEntry(Struct, frozen=True, kw_only=True):
     display_name: str
     capabilities: Capabilities
     prices: ModelPrice | None
+    price_source: str | None
     is_configured: bool
 
 
@@ -68,42 +70,33 @@ def find_vendor_of(model: str) -> str | None:
     return _VENDOR_OF.get(model)
 
 
-def list_models(
+def describe(
+    vendor: Vendor,
+    model: str,
     at: datetime,
     *,
-    configured: Collection[str],
-    prices: Mapping[str, ModelPrice],
-    capabilities: Mapping[str, JsonObject],
-) -> tuple[ModelEntry, ...]:
-    """All known models with the prices of the moment `at` (aware). Loads the price list.
-
-    `configured` names the vendors that can be used here. `prices` and `capabilities` win over the tables; a
-    model that only they name, as `vendor:model`, is listed too.
-    """
-    known = [(vendor, model) for vendor, models in _KNOWN.items() for model in models]
-    added = [
-        (vendor, model)
-        for vendor, colon, model in (name.partition(":") for name in (*capabilities, *prices))
-        if colon and vendor in VENDORS
-    ]
-    return tuple(
-        ModelEntry(
-            id=f"{vendor}:{model}",
-            vendor=vendor,
-            api=VENDORS[vendor].api,
-            display_name=_display_name(vendor, model),
-            capabilities=replace(
-                VENDORS[vendor].capabilities(model), **capabilities.get(f"{vendor}:{model}", {})
-            ),
-            prices=prices.get(f"{vendor}:{model}") or prices.get(model) or _tabled_price(vendor, model, at),
-            is_configured=vendor in configured,
-        )
-        for vendor, model in dict.fromkeys((*known, *added))
+    capabilities: Capabilities,
+    override: ModelPrice | None,
+    is_configured: bool,
+) -> ModelEntry:
+    """A model with its prices at the moment `at` (aware): `override`, else the price list, which it loads."""
+    if override is not None:
+        prices: ModelPrice | None = override
+        source = "override"
+    elif vendor.name == "rehearsal":
+        prices, source = _FREE, "rehearsal"
+    else:
+        prices, source = listed_price(vendor.name, model, at), price_list_source()
+    return ModelEntry(
+        id=f"{vendor.name}:{model}",
+        vendor=vendor.name,
+        api=vendor.api,
+        display_name=_display_name(vendor.name, model),
+        capabilities=capabilities,
+        prices=prices,
+        price_source=None if prices is None else source,
+        is_configured=is_configured,
     )
-
-
-def _tabled_price(vendor: str, model: str, at: datetime) -> ModelPrice | None:
-    return _FREE if vendor == "rehearsal" else listed_price(vendor, model, at)
 
 
 def _display_name(vendor: str, model: str) -> str:

@@ -25,7 +25,8 @@ class ProviderError(Exception):
 
     Fields: `status` (HTTP status, None in a stream), `vendor_code` (the API's own code or type),
     `retry_after_s` (seconds that the API asks us to wait, None if it did not say),
-    `request_id` (the API's id of the request, for support).
+    `request_id` (the API's id of the request, for support), `may_retry_at_once` (it was about a key, and
+    another one is ready).
     """
 
     code: ClassVar[str] = "provider_error"
@@ -46,6 +47,7 @@ class ProviderError(Exception):
         self.vendor_code = vendor_code
         self.retry_after_s = retry_after_s
         self.request_id = request_id
+        self.may_retry_at_once = False
 
 
 class RateLimited(ProviderError):

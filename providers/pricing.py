@@ -134,7 +134,8 @@ def load_price_list() -> None:
 
 
 @lru_cache(maxsize=1)
-def _list_source() -> str:
+def price_list_source() -> str:
+    """The price list and its version, as the ledger names them."""
     return f"genai-prices {version('genai-prices')}"
 
 
@@ -156,7 +157,7 @@ def _listed_cost(vendor: str, model: str, usage: Usage, at: datetime) -> Price:
         output_tokens=counts.output,
     )
     try:
-        return Price(prices.calc_price(counted)["total_price"], _list_source())
+        return Price(prices.calc_price(counted)["total_price"], price_list_source())
     except ValueError:  # prices that the list itself cannot combine
         return UNKNOWN
 

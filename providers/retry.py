@@ -31,6 +31,8 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
         """
         is_doubtful = isinstance(error, BadPayload | UnclassifiedRejection)
         most = self.max_doubtful_attempts if is_doubtful else self.max_attempts
+        if error.may_retry_at_once and attempt < self.max_attempts:
+            return 0.0
         if not error.is_retryable or attempt >= min(most, self.max_attempts):
             return None
         backoff_s = min(self.cap_s, self.base_s * 2.0 ** min(attempt - 1, 60))

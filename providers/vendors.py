@@ -15,7 +15,8 @@ class Vendor(Struct, frozen=True, kw_only=True):
 
     `fallback_env` is the vendor's own name for the key, beside ours. `shares_keys_of`: whose settings are
     used when it has none. `default_base_url` None leaves the address to the adapter; `needs_base_url`: there
-    is no such default. `needs_key`: also with a base URL. `first_event_timeout_s` None: as for all.
+    is no such default. `needs_key`: also with a base URL. `needs_nothing`: neither key nor address.
+    `first_event_timeout_s` None: as for all.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Vendor(Struct, frozen=True, kw_only=True):
     default_base_url: str | None = None
     needs_key: bool = True
     needs_base_url: bool = False
+    needs_nothing: bool = False
     shares_keys_of: str | None = None
     fallback_env: str | None = None
     first_event_timeout_s: float | None = None
@@ -197,7 +199,7 @@ VENDORS: dict[str, Vendor] = {
             name="rehearsal",
             title="Rehearsal",
             make=_rehearsal,
-            needs_key=False,
+            needs_nothing=True,
             api="rehearsal",
             capabilities=_rehearsal_capabilities,
         ),

@@ -43,6 +43,9 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     is_configured: bool
     capabilities: Capabilities
     prices: ModelPrice | None
+    price_source: Annotated[
+        str | None, Meta(description="`override`, `rehearsal`, or the price list with its version.")
+    ]
 
 
 class SkillView(Struct, frozen=True, kw_only=True):
@@ -56,7 +59,8 @@ class SkillView(Struct, frozen=True, kw_only=True):
 async def list_models(
     principal: NamedDependency[Principal], resources: NamedDependency[Resources]
 ) -> Page[ModelInfo]:
-    """Lists the models that are known by name."""
+    """Lists the models that are known by name, and those that servers at addresses of your own have."""
+    await resources.providers.discover()
     entries = await asyncio.to_thread(resources.providers.models, datetime.now(UTC))  # loads the price list
     return Page(data=[ModelInfo(**msgspec.structs.asdict(entry)) for entry in entries])
 

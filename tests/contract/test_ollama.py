@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from providers.errors import (
     StreamTruncated,
 )
 from providers.ollama import Ollama
+from providers.registry import ProviderSettings, Registry, VendorSettings
 from providers.tool_names import wire_name
 from providers.types import (
     Base64Source,
@@ -405,3 +407,34 @@ async def test_a_key_is_sent_where_there_is_one_and_told_in_no_error() -> None:
             [event async for event in provider.stream(asking())]
         assert served.requests[0].headers["authorization"] == "Bearer secret-key"
     assert "secret-key" not in caught.value.message
+
+
+async def test_what_a_server_has_is_in_the_catalogue_once_it_was_asked() -> None:
+    tags = replace(json_answer({"models": [{"name": "ours:1b"}]}), end="chunked_end")
+    async with ModelServer() as served:
+        served.enqueue(tags, shown("tools", "vision", length=8_192))
+        registry = Registry(
+            ProviderSettings(
+                vendors={"ollama": VendorSettings(base_url=served.base_url)},
+                capabilities={"ollama:ours:1b": {"max_output_tokens": 99}},
+            )
+        )
+        assert not registry.capabilities("ollama:ours:1b").images
+        await registry.discover()
+        await registry.discover()  # a moment later nothing is asked
+        entry = {model.id: model for model in registry.models(datetime.now(UTC))}["ollama:ours:1b"]
+        told = entry.capabilities
+        assert (told.images, told.context_window_tokens, told.max_output_tokens) == (True, 8_192, 99)
+        assert (entry.is_configured, entry.prices, entry.price_source) == (True, None, None)
+        assert registry.capabilities("ollama:ours:1b") == told
+        await registry.aclose()
+
+
+async def test_a_server_that_is_away_does_not_spoil_the_catalogue() -> None:
+    async with ModelServer() as gone:
+        address = gone.base_url
+    here = VendorSettings(base_url=address)
+    registry = Registry(ProviderSettings(vendors={"ollama": here, "litellm": here}))
+    await registry.discover()
+    assert "rehearsal:demo" in {model.id for model in registry.models(datetime.now(UTC))}
+    await registry.aclose()
