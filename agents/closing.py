@@ -43,6 +43,7 @@ from tools.types import ToolResult, text_result
 
 INTERRUPTED = "Interrupted while running. It may have had effects; its result is not known."
 NOT_STARTED = "Not started: the run was stopped first."
+NOT_APPROVED = "Not started: the run was stopped while the call waited to be approved."
 NOT_ANSWERED = "Not answered: the run was stopped while it waited for the client."
 WORKER_LOST = "The process that ran this call was lost. Whether it had effects is not known."
 
@@ -179,6 +180,8 @@ _STOPPED = {
 def stopped_call(call: ToolCall) -> ToolCall:
     """A call that a stop ended, with a result that says how far it came."""
     code, text = _STOPPED[call.state]
+    if call.state == "open" and call.kind == "server":
+        code, text = "not_started", NOT_APPROVED
     return finish_call(call, text_result(text, is_error=True, details={"code": code}), "cancelled")
 
 

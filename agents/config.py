@@ -19,10 +19,14 @@ class ModelChoice(Struct, frozen=True, kw_only=True):
     speed: Literal["standard", "fast"] | None = None
 
 
-class BuiltinTool(Struct, frozen=True, kw_only=True, tag="builtin", tag_field="type"):
-    """A tool of this server, by its name in `GET /v1/tools`."""
+class BuiltinTool(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="builtin", tag_field="type"):
+    """A tool of this server, by its name in `GET /v1/tools`.
+
+    `requires_approval`: whether its calls wait until the client has allowed them; null: as the tool says.
+    """
 
     name: ToolName
+    requires_approval: bool | None = None
 
 
 class ClientTool(Struct, frozen=True, kw_only=True, tag="custom", tag_field="type"):

@@ -25,6 +25,8 @@ CancelMode = Literal["now", "after_turn"]
 Outcome = Literal["ok", "error", "denied", "cancelled", "skipped", "unknown"]
 """How a call ended. `unknown`: its worker died in the middle, so it may or may not have had effects."""
 
+Confirmation = Literal["allow", "deny"]
+
 CloseType = Literal[
     "end_turn",
     "max_turns",
@@ -94,6 +96,14 @@ class UserCustomToolResult(Event, frozen=True, kw_only=True, tag="user.custom_to
     custom_tool_use_id: str
     content: tuple[UserContent, ...] = ()
     is_error: bool = False
+
+
+class UserToolConfirmation(Event, frozen=True, kw_only=True, tag="user.tool_confirmation"):
+    """The client's answer to an `agent.tool_use` that waited for its approval."""
+
+    tool_use_id: str
+    result: Confirmation
+    deny_message: str | None = None
 
 
 class PromptApplied(Event, frozen=True, kw_only=True, tag="prompt.applied"):
@@ -250,7 +260,10 @@ class AgentMessage(Event, frozen=True, kw_only=True, tag="agent.message"):
 
 
 class AgentToolUse(Event, frozen=True, kw_only=True, tag="agent.tool_use"):
-    """The model asked for a tool that runs on our side."""
+    """The model asked for a tool that runs on our side.
+
+    `evaluated_permission` `ask`: it waits for a `user.tool_confirmation`.
+    """
 
     name: str
     input: JsonObject
@@ -285,6 +298,7 @@ AnyEvent = (
     UserMessage
     | UserInterrupt
     | UserCustomToolResult
+    | UserToolConfirmation
     | PromptApplied
     | PromptUpdated
     | PromptWithdrawn

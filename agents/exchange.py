@@ -130,6 +130,7 @@ def add_use(draft: Draft, part: Part, call: ToolCall) -> None:
         name=call.name,
         input=call.input,
         input_error=part.block.input_error,
+        evaluated_permission="ask" if call.state == "open" else "allow",
     )
 
 

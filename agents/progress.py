@@ -207,8 +207,8 @@ class Progress:
     async def _look(self) -> None:
         """Reads the inbox, and takes over the answers of the client. Raises: HoldLost."""
         self._view = await self._inbox.look()
-        answers = {call.id: call for call in self._view.calls if call.kind == "client"}
-        self.calls = tuple(answers.get(call.id, call) for call in self.calls)
+        stored = {call.id: call for call in self._view.calls}
+        self.calls = tuple(stored.get(call.id, call) if call.state == "open" else call for call in self.calls)
 
     def _work(self, draft: Draft) -> OpenWork:
         return OpenWork(

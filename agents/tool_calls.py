@@ -103,7 +103,7 @@ class ToolCalls:
         if self._executions:
             await self._wait_for_one()
             await self._store()
-        elif self._has_pending():
+        elif self._startable(self._progress.calls):
             await self._start_more()
         else:
             await self._wait_for_client()
@@ -148,7 +148,7 @@ class ToolCalls:
             self._write_finished(draft)
             self._start_pending(draft)
 
-        if self._has_pending() and await self._progress.may_start():
+        if self._may_go_on() and await self._progress.may_start():
             await self._progress.decide(write)
         else:
             await self._progress.commit(self._write_finished)
@@ -176,15 +176,21 @@ class ToolCalls:
 
         await self._progress.decide(write)
 
-    def _has_pending(self) -> bool:
-        return any(call.state == "pending" for call in self._progress.calls)
+    def _may_go_on(self) -> bool:
+        """True when there are calls to start, or some that the client may have allowed meanwhile."""
+        return any(call.state in {"pending", "open"} for call in self._progress.calls)
+
+    def _startable(self, calls: tuple[ToolCall, ...]) -> list[ToolCall]:
+        """Those of `calls` that may start as things are, in source order."""
+        if self._toolbox.must_be_sequential(calls):
+            # Nothing overtakes a call that runs, or that waits to be approved.
+            due = next((call for call in calls if call.kind == "server" and call.state != "done"), None)
+            return [due] if due is not None and due.state == "pending" else []
+        free = MAX_PARALLEL_CALLS - sum(call.state == "running" for call in calls)
+        return [call for call in calls if call.state == "pending"][: max(free, 0)]
 
     def _start_pending(self, draft: Draft) -> None:
-        calls = self._progress.calls_after(draft)
-        limit = 1 if self._toolbox.must_be_sequential(calls) else MAX_PARALLEL_CALLS
-        free = limit - sum(call.state == "running" for call in calls)
-        pending = [call for call in calls if call.state == "pending"]
-        for call in pending[: max(free, 0)]:
+        for call in self._startable(self._progress.calls_after(draft)):
             tool = self._toolbox.find(call.name)
             self._owned.add(call.id)
             draft.call(

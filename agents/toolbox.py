@@ -23,6 +23,7 @@ class Offer:
 
     spec: ToolSpec
     tool: Tool | None
+    requires_approval: bool = False
 
 
 class Toolbox:
@@ -40,7 +41,7 @@ class Toolbox:
                 case BuiltinTool():
                     tool = registry.find(entry.name)
                     if tool is not None:  # a tool that this release lacks is not offered
-                        self._offers[tool.name] = Offer(_spec(tool), tool)
+                        self._offers[tool.name] = Offer(_spec(tool), tool, _requires_approval(entry, tool))
         self._is_sequential = agent.tool_execution == "sequential"
 
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -50,10 +51,6 @@ class Toolbox:
         """The tool that runs on our side under this name."""
         offer = self._offers.get(name)
         return None if offer is None else offer.tool
-
-    def is_client_tool(self, name: str) -> bool:
-        offer = self._offers.get(name)
-        return offer is not None and offer.tool is None
 
     def must_be_sequential(self, calls: tuple[ToolCall, ...]) -> bool:
         """True when the agent or one tool of the batch wants the calls one after the other."""
@@ -79,9 +76,10 @@ class Toolbox:
         if problem is not None:
             result = text_result(problem, is_error=True, details={"code": code})
             return finish_call(call, result, "error")
-        if self.is_client_tool(use.name):
+        offer = self._offers[use.name]
+        if offer.tool is None:
             return replace(call, state="open", kind="client")
-        return call
+        return replace(call, state="open") if offer.requires_approval else call
 
     def _problem(self, part: Part, use: ToolUseBlock) -> tuple[str, str | None]:
         if part.is_cut:
@@ -105,6 +103,10 @@ def refusal_code(call: ToolCall) -> str | None:
     if call.result is None or call.result.details is None:
         return None
     return str(call.result.details["code"])
+
+
+def _requires_approval(entry: BuiltinTool, tool: Tool) -> bool:
+    return tool.requires_approval if entry.requires_approval is None else entry.requires_approval
 
 
 def _spec(tool: Tool) -> ToolSpec:

@@ -30,6 +30,9 @@ class StoredMessage(Struct, frozen=True, kw_only=True):
 CallState = Literal["pending", "running", "open", "done"]
 """pending: not begun; running: begun by some hold; open: waits for the client; done: has its result."""
 
+CallKind = Literal["server", "client"]
+"""server: runs on our side; open while it waits for its approval. client: the client sends its result."""
+
 
 class ToolCall(Struct, frozen=True, kw_only=True):
     """The durable row of one call. `id` is its event's id, `tool_use_id` the id that the transcript uses.
@@ -44,7 +47,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     name: str
     input: JsonObject
     state: CallState
-    kind: Literal["server", "client"] = "server"
+    kind: CallKind = "server"
     idempotent: bool = False
     outcome: Outcome | None = None
     result: ToolResult | None = None

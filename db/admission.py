@@ -23,7 +23,7 @@ from agents.events import (
     UserMessage,
 )
 from agents.types import CloseRun
-from db.answers import AnswerInput, admit_answer
+from db.answers import AnswerInput, ConfirmationInput, admit_answer, admit_confirmation
 from db.arrivals import (
     Admission,
     NewPrompt,
@@ -45,6 +45,7 @@ from providers.ids import new_id
 __all__ = [
     "Admission",
     "AnswerInput",
+    "ConfirmationInput",
     "Input",
     "InterruptInput",
     "PromptInput",
@@ -71,7 +72,7 @@ class InterruptInput(Struct, frozen=True, kw_only=True, tag="user.interrupt"):
     reason: str | None = None
 
 
-Input = PromptInput | InterruptInput | AnswerInput
+Input = PromptInput | InterruptInput | AnswerInput | ConfirmationInput
 
 INTERRUPTED = "A prompt took the place of the run."
 
@@ -86,8 +87,8 @@ async def admit(
 ) -> Admission:
     """Stores `inputs` in order; prompts among them are one batch and have one delivery.
 
-    Raises: NotFound, Conflict (`session_archived`, `session_busy`, `not_waiting`, `already_answered`),
-    QueueFull.
+    Raises: NotFound, Conflict (`session_archived`, `session_busy`, `wrong_answer`, `not_waiting`,
+    `already_answered`), QueueFull.
     """
     admission = Admission(session_id=session_id)
     batch_id = new_id("batch")
@@ -109,6 +110,8 @@ async def admit(
                 await _admit_interrupt(tx, locked, item, admission)
             case AnswerInput():
                 await admit_answer(tx, locked, item, admission)
+            case ConfirmationInput():
+                await admit_confirmation(tx, locked, item, admission)
     return admission
 
 

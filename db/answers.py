@@ -1,19 +1,31 @@
 """The client's answers to what its session waits for. The first one stands."""
 
 import hashlib
+from typing import Any
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
-from agents.events import StatusIdle, StopReason, UserContent, UserCustomToolResult
+from agents.answers import allowed, answered, denied
+from agents.closing import record_result
+from agents.drafts import Draft
+from agents.events import (
+    Confirmation,
+    StatusIdle,
+    StopReason,
+    UserContent,
+    UserCustomToolResult,
+    UserToolConfirmation,
+)
 from agents.log import LoggedEvent
+from agents.types import ToolCall
 from db.arrivals import Admission, append, draft_of_session, lock_session
 from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, to_uuid
 from db.parts import encode_json
-from db.work import LockedSession
-from tools.types import ToolResult
+from db.work import CALL_COLUMNS, LockedSession, call_of
 
 
 class AnswerInput(Struct, frozen=True, kw_only=True, tag="user.custom_tool_result"):
@@ -24,49 +36,115 @@ class AnswerInput(Struct, frozen=True, kw_only=True, tag="user.custom_tool_resul
     is_error: bool = False
 
 
+class ConfirmationInput(Struct, frozen=True, kw_only=True, tag="user.tool_confirmation"):
+    """The client allows or denies a call that waits for its approval. `deny_message` is for the model."""
+
+    tool_use_id: str
+    result: Confirmation
+    deny_message: str | None = None
+
+
+class _StoredCall(Struct, frozen=True, kw_only=True):
+    """A call and what has been answered to it: None for nothing."""
+
+    call: ToolCall
+    run_id: UUID
+    answer_sha256: bytes | None
+
+
 async def admit_answer(
     tx: Transaction, locked: LockedSession, answer: AnswerInput, admission: Admission
 ) -> None:
-    """Raises: NotFound, Conflict (`not_waiting`, `already_answered`)."""
-    call_uuid = parse_id("evt", answer.custom_tool_use_id)
-    digest = hashlib.sha256(encode_json((answer.content, answer.is_error)).encode()).digest()
-    call = await tx.fetchrow(
-        "SELECT run_id, kind, state, answer_sha256 FROM tool_calls WHERE session_id = $1 AND id = $2",
-        locked.id,
-        call_uuid,
-    )
-    if call is None or call["kind"] != "client":
-        raise NotFound("open custom tool use", answer.custom_tool_use_id)
-    if call["state"] != "open":
-        if call["answer_sha256"] == digest:
-            admission.answered.append(await _earlier_answer(tx, locked, answer.custom_tool_use_id))
-            return
-        reason = "not_waiting" if call["answer_sha256"] is None else "already_answered"
-        raise Conflict(
-            reason,
-            f"The tool use {answer.custom_tool_use_id} takes no answer: "
-            + ("it was closed without one." if reason == "not_waiting" else "it has another one already."),
-        )
-    draft = draft_of_session(locked, run_id=call["run_id"])
+    """Raises: NotFound, Conflict (`wrong_answer`, `not_waiting`, `already_answered`)."""
+    found = await _find_call(tx, locked, answer.custom_tool_use_id)
+    if found.call.kind == "server":
+        raise _wrong(found.call, "is no call of a client's tool: it takes a `user.tool_confirmation`, if any")
+    digest = _digest(answer.content, answer.is_error)
+    if found.call.state != "open":
+        admission.answered.append(await _earlier_answer(tx, locked, found, digest))
+        return
+    draft = draft_of_session(locked, run_id=found.run_id)
     draft.event(
         UserCustomToolResult,
-        custom_tool_use_id=answer.custom_tool_use_id,
+        custom_tool_use_id=found.call.id,
         content=answer.content,
         is_error=answer.is_error,
     )
-    result = ToolResult(content=answer.content, is_error=answer.is_error)
+    done = answered(found.call, answer.content, is_error=answer.is_error)
+    await _store_answer(tx, locked, draft, done, digest=digest, admission=admission)
+
+
+async def admit_confirmation(
+    tx: Transaction, locked: LockedSession, confirmation: ConfirmationInput, admission: Admission
+) -> None:
+    """Raises: NotFound, Conflict (`wrong_answer`, `not_waiting`, `already_answered`)."""
+    found = await _find_call(tx, locked, confirmation.tool_use_id)
+    if found.call.kind != "server":
+        raise _wrong(found.call, "waits for its result: send a `user.custom_tool_result`")
+    digest = _digest(confirmation.result, confirmation.deny_message)
+    if found.call.state != "open":
+        admission.answered.append(await _earlier_answer(tx, locked, found, digest))
+        return
+    draft = draft_of_session(locked, run_id=found.run_id)
+    draft.event(
+        UserToolConfirmation,
+        tool_use_id=found.call.id,
+        result=confirmation.result,
+        deny_message=confirmation.deny_message,
+    )
+    if confirmation.result == "allow":
+        decided = allowed(found.call)
+    else:
+        decided = denied(found.call, confirmation.deny_message)
+        record_result(draft, decided)
+    await _store_answer(tx, locked, draft, decided, digest=digest, admission=admission)
+
+
+async def _find_call(tx: Transaction, locked: LockedSession, tool_use_id: str) -> _StoredCall:
+    row = await tx.fetchrow(
+        f"SELECT {CALL_COLUMNS}, run_id, answer_sha256 FROM tool_calls WHERE session_id = $1 AND id = $2",
+        locked.id,
+        parse_id("evt", tool_use_id),
+    )
+    if row is None:
+        raise NotFound("tool use", tool_use_id)
+    return _StoredCall(call=call_of(row), run_id=row["run_id"], answer_sha256=row["answer_sha256"])
+
+
+def _wrong(call: ToolCall, why: str) -> Conflict:
+    return Conflict("wrong_answer", f"The tool use {call.id} {why}.")
+
+
+def _digest(*parts: Any) -> bytes:
+    """Of an answer as it was sent, to tell the same one again from another."""
+    return hashlib.sha256(encode_json(parts).encode()).digest()
+
+
+async def _store_answer(
+    tx: Transaction,
+    locked: LockedSession,
+    draft: Draft,
+    call: ToolCall,
+    *,
+    digest: bytes,
+    admission: Admission,
+) -> None:
+    """Stores the call as the answer has left it, with the events of `draft`, the answer's own first."""
     await tx.execute(
         """
-        UPDATE tool_calls SET state = 'done', outcome = $2, result = $3, answer_sha256 = $4,
-            finished_at = clock_timestamp() WHERE id = $1
+        UPDATE tool_calls SET state = $2, outcome = $3, result = $4, answer_sha256 = $5,
+            finished_at = CASE WHEN $2 = 'done' THEN clock_timestamp() END
+        WHERE id = $1
         """,
-        call_uuid,
-        "error" if answer.is_error else "ok",
-        encode_json(result),
+        to_uuid(call.id),
+        call.state,
+        call.outcome,
+        None if call.result is None else encode_json(call.result),
         digest,
     )
+    position = len(admission.events)
     await append(tx, locked, draft, admission)
-    admission.answered.append(admission.events[-1])
+    admission.answered.append(admission.events[position])
     if locked.run_state == "waiting":
         await _after_answer(tx, await lock_session(tx, admission.session_id), admission)
 
@@ -89,12 +167,27 @@ async def _after_answer(tx: Transaction, locked: LockedSession, admission: Admis
     admission.wake = True
 
 
-async def _earlier_answer(tx: Transaction, locked: LockedSession, tool_use_id: str) -> LoggedEvent:
-    """The event of the answer that was given before: it stands in the log after its tool use."""
+_AnswerEvent = UserCustomToolResult | UserToolConfirmation
+
+
+async def _earlier_answer(
+    tx: Transaction, locked: LockedSession, found: _StoredCall, digest: bytes
+) -> LoggedEvent:
+    """The event of the same answer that was given before: it stands in the log after its tool use.
+
+    Raises: Conflict (`not_waiting`, `already_answered`).
+    """
+    tool_use_id = found.call.id
+    if found.answer_sha256 is None:
+        text = f"The tool use {tool_use_id} takes no answer: it needs none, or was closed without one."
+        raise Conflict("not_waiting", text)
+    if found.answer_sha256 != digest:
+        text = f"The tool use {tool_use_id} takes no answer: it has another one already."
+        raise Conflict("already_answered", text)
     rows = await tx.fetch(
         """
         SELECT seq, id, type, body FROM events
-        WHERE session_id = $1 AND type = 'user.custom_tool_result'
+        WHERE session_id = $1 AND type IN ('user.custom_tool_result', 'user.tool_confirmation')
             AND seq > (SELECT seq FROM events WHERE session_id = $1 AND id = $2)
         ORDER BY seq
         """,
@@ -102,8 +195,9 @@ async def _earlier_answer(tx: Transaction, locked: LockedSession, tool_use_id: s
         to_uuid(tool_use_id),
     )
     for row in rows:
-        event = msgspec.json.decode(row["body"], type=UserCustomToolResult)
-        if event.custom_tool_use_id == tool_use_id:
+        event = msgspec.json.decode(row["body"], type=_AnswerEvent)
+        answers = event.tool_use_id if isinstance(event, UserToolConfirmation) else event.custom_tool_use_id
+        if answers == tool_use_id:
             return LoggedEvent(
                 seq=row["seq"], id=public("evt", row["id"]), type=row["type"], body=row["body"]
             )

@@ -23,7 +23,8 @@ _IS_BUSY = """
                 r.state <> 'waiting'
                 OR NOT EXISTS (
                     SELECT FROM tool_calls c
-                    WHERE c.session_id = s.id AND c.run_id = r.id AND c.state = 'open' AND c.kind = 'client'
+                    WHERE c.session_id = s.id AND c.run_id = r.id AND c.state = 'open'
+                        AND c.child_run_id IS NULL
                 )
             )
     )

@@ -19,7 +19,7 @@ from tools.types import ToolResult
 _content = msgspec.json.Decoder(tuple[UserContent, ...])
 _result = msgspec.json.Decoder(ToolResult)
 
-_CALL_COLUMNS = "id, tool_use_id, position, index, kind, name, input, state, idempotent, outcome, result"
+CALL_COLUMNS = "id, tool_use_id, position, index, kind, name, input, state, idempotent, outcome, result"
 _PROMPT_COLUMNS = "id, batch_id, content, delivery, run_id"
 
 
@@ -152,7 +152,7 @@ INBOX = f"""
         WHERE session_id = $1 AND prompts.state = 'pending' ORDER BY seq
     ) AS prompts,
     ARRAY(
-        SELECT ROW({_CALL_COLUMNS}) FROM tool_calls
+        SELECT ROW({CALL_COLUMNS}) FROM tool_calls
         WHERE session_id = $1 AND position = sessions.last_position ORDER BY index
     ) AS calls
 """
@@ -187,7 +187,7 @@ def inbox_of(row: Record, run_id: UUID) -> Incoming:
         modes=_modes_of(row),
         cancel=cancel,
         pending=tuple(prompt for prompt, prompt_run in prompts if prompt_run is None),
-        calls=tuple(call_of(call) for call in _named(_CALL_COLUMNS, row["calls"])),
+        calls=tuple(call_of(call) for call in _named(CALL_COLUMNS, row["calls"])),
     )
     batch = tuple(prompt for prompt, prompt_run in prompts if prompt_run == run_id)
     return Incoming(epoch=row["epoch"], view=view, batch=batch)
@@ -196,7 +196,7 @@ def inbox_of(row: Record, run_id: UUID) -> Incoming:
 async def unsettled_calls(tx: Transaction, session_id: UUID, last_position: int) -> tuple[ToolCall, ...]:
     """The calls of the transcript's last message, in source order; empty unless it asks for tools."""
     rows = await tx.fetch(
-        f"SELECT {_CALL_COLUMNS} FROM tool_calls WHERE session_id = $1 AND position = $2 ORDER BY index",
+        f"SELECT {CALL_COLUMNS} FROM tool_calls WHERE session_id = $1 AND position = $2 ORDER BY index",
         session_id,
         last_position,
     )

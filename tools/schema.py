@@ -25,6 +25,7 @@ def tool(
     strict: bool = False,
     execution: Execution = "parallel",
     idempotent: bool = False,
+    requires_approval: bool = False,
     timeout_s: float | None = None,
     tags: frozenset[str] = frozenset(),
 ) -> Callable[[Callable[..., Awaitable[Any]]], Tool]:
@@ -57,6 +58,7 @@ def tool(
             strict=strict,
             execution=execution,
             idempotent=idempotent,
+            requires_approval=requires_approval,
             timeout_s=timeout_s,
             tags=tags,
         )

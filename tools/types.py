@@ -43,6 +43,7 @@ class Tool:
 
     `execution`: `sequential` makes the whole batch of a turn run one call after the other.
     `idempotent`: the call may be run again when its worker died in the middle of it.
+    `requires_approval`: no call runs before the client has allowed it. An agent can say otherwise.
     `timeout_s`: None means no limit but the run's.
     """
 
@@ -54,6 +55,7 @@ class Tool:
     strict: bool = False
     execution: Execution = "parallel"
     idempotent: bool = False
+    requires_approval: bool = False
     timeout_s: float | None = None
     tags: frozenset[str] = field(default_factory=frozenset)
 

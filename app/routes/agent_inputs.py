@@ -41,6 +41,9 @@ class BuiltinToolParam(
     """A tool of this server, by its name in `GET /v1/tools`."""
 
     name: ToolName
+    requires_approval: Annotated[
+        bool | None, Meta(description="Whether its calls wait for your approval; null: as the tool says.")
+    ] = None
 
 
 class CustomToolParam(
@@ -107,7 +110,7 @@ def _to_tool(given: ToolParam, field: str, resources: Resources) -> AgentTool:
                 resources.tools.get(given.name)
             except UnknownTool as error:
                 raise InvalidField(f"{field}.name: {error}", field=f"{field}.name") from error
-            return BuiltinTool(name=given.name)
+            return BuiltinTool(name=given.name, requires_approval=given.requires_approval)
         case CustomToolParam():
             try:
                 check_schema(given.input_schema)

@@ -26,6 +26,9 @@ class ToolView(Struct, frozen=True, kw_only=True):
     input_schema: Annotated[JsonObject, Meta(description="JSON Schema of the arguments.")]
     execution: Literal["parallel", "sequential"]
     idempotent: Annotated[bool, Meta(description="Runs again when its worker died in the middle of a call.")]
+    requires_approval: Annotated[
+        bool, Meta(description="Calls wait for a `user.tool_confirmation`, unless an agent says otherwise.")
+    ]
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
@@ -80,6 +83,7 @@ async def list_tools(
                 input_schema=tool.input_schema,
                 execution=tool.execution,
                 idempotent=tool.idempotent,
+                requires_approval=tool.requires_approval,
             )
             for tool in tools
         ]

@@ -9,7 +9,13 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
-from agents.events import AnyEvent, UserCustomToolResult, UserInterrupt, UserMessage
+from agents.events import (
+    AnyEvent,
+    UserCustomToolResult,
+    UserInterrupt,
+    UserMessage,
+    UserToolConfirmation,
+)
 from agents.log import LoggedEvent
 from agents.types import DeltaKind
 from app.auth import SESSION_TOKENS, Principal
@@ -41,7 +47,7 @@ DEFAULT_EVENTS = 100
 SESSION_HEADER = "armillary-session-id"
 RUN_HEADER = "armillary-run-id"
 NOTHING_LEFT = {204: "The reader has everything, and nothing more comes by itself."}
-SentEvent = UserMessage | UserInterrupt | UserCustomToolResult
+SentEvent = UserMessage | UserInterrupt | UserCustomToolResult | UserToolConfirmation
 
 AfterEvent = Annotated[
     str | None,
@@ -82,6 +88,7 @@ HOSTED_TYPES = (
     "user.message",
     "user.interrupt",
     "user.custom_tool_result",
+    "user.tool_confirmation",
     "agent.thinking",
     "agent.message",
     "agent.tool_use",
@@ -118,7 +125,7 @@ async def send_events(
     principal: NamedDependency[Principal],
     resources: NamedDependency[Resources],
 ) -> EventsSent:
-    """Stores events of the client: prompts, interrupts, results of tools that the client runs.
+    """Stores events of the client: prompts, interrupts, approvals, results of tools that it runs.
 
     Answered when they are stored, and with that certain to be handled. A prompt starts a run when the session
     is free, and waits its turn when it is not.

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct
 
-from agents.events import CancelMode, Delivery, UserContent
+from agents.events import CancelMode, Confirmation, Delivery, UserContent
 from app.auth import Principal
 from app.errors import InvalidField, NotAvailable
 from app.resources import Resources
-from db.admission import AnswerInput, Input, InterruptInput, PromptInput
+from db.admission import AnswerInput, ConfirmationInput, Input, InterruptInput, PromptInput
 from db.agents import get_agent
 from db.engine import Transaction
 from db.ids import parse_id
@@ -113,8 +113,21 @@ class UserCustomToolResultParam(
     is_error: bool | None = None
 
 
-class ToolConfirmationParam(Struct, frozen=True, tag="user.tool_confirmation", tag_field="type"):
-    """Not available yet: refused with `not_available`."""
+class UserToolConfirmationParam(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="user.tool_confirmation",
+    tag_field="type",
+):
+    """Allows or denies a call that waits for approval. The same answer again is taken as a repetition."""
+
+    tool_use_id: Annotated[str, Meta(max_length=64, description="The id of the `agent.tool_use` event.")]
+    result: Confirmation
+    deny_message: (
+        Annotated[str, Meta(max_length=10_000, description="Why, for the model. Only with `deny`.")] | None
+    ) = None
 
 
 class ToolResultParam(Struct, frozen=True, tag="user.tool_result", tag_field="type"):
@@ -137,7 +150,7 @@ EventParam = (
     UserMessageParam
     | UserInterruptParam
     | UserCustomToolResultParam
-    | ToolConfirmationParam
+    | UserToolConfirmationParam
     | ToolResultParam
     | DefineOutcomeParam
     | SystemMessageParam
@@ -178,6 +191,13 @@ def _input(event: EventParam, field: str) -> Input:
                 custom_tool_use_id=event.custom_tool_use_id,
                 content=to_content(event.content, field=f"{field}.content"),
                 is_error=bool(event.is_error),
+            )
+        case UserToolConfirmationParam():
+            if event.deny_message is not None and event.result != "deny":
+                message = f"{field}.deny_message: goes with `deny` only."
+                raise InvalidField(message, field=f"{field}.deny_message")
+            return ConfirmationInput(
+                tool_use_id=event.tool_use_id, result=event.result, deny_message=event.deny_message or None
             )
         case _:
             raise NotAvailable(
@@ -248,7 +268,7 @@ async def require_sight(
 
 
 def images_of(item: Input) -> list[ImageBlock]:
-    blocks = () if isinstance(item, InterruptInput) else item.content
+    blocks = item.content if isinstance(item, PromptInput | AnswerInput) else ()
     return [block for block in blocks if isinstance(block, ImageBlock)]
 
 

@@ -228,6 +228,7 @@ def test_examples_of_a_page_run_as_they_are_printed(page: Path, served: Served, 
     [
         ("stream_a_prompt.py", '[calculate {"expression": "12 * 34"}]\nThe result is 408.\n(end_turn)\n'),
         ("anthropic_client.py", "> And goodbye.\nYou sent “And goodbye.”."),
+        ("approve_a_call.py", "The tools say:\n42"),
         ("client_side_tool.py", f"Your machine says:\n{sys.platform.capitalize()}\n"),
     ],
 )

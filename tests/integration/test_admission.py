@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +17,7 @@ from providers.types import TextBlock
 from tests.support.held_sessions import (
     Writer,
     answer,
+    asking,
     check_invariants,
     claim,
     eventually,
@@ -33,8 +33,10 @@ from tests.support.held_sessions import (
     prompts_of,
     snapshot_of,
     states_of,
+    store_commit,
     take,
     types_of,
+    waiting,
 )
 
 
@@ -51,13 +53,6 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 async def cancel(database: Database, run_id: str, reason: str | None = None) -> Admission:
     async with database.transaction() as tx:
         return await cancel_run(tx, run_id=run_id, reason=reason)
-
-
-async def store(database: Database, claimed: Any, step: Any, *, commits: int = 0, **fence: Any) -> Any:
-    """Stores the step of a hold that has made so many commits before."""
-    async with database.transaction() as tx:
-        made = msgspec.structs.replace(fence_of(claimed, **fence), commit_no=claimed.commit_no + commits)
-        return await store_step(tx, made, step)
 
 
 # -- prompts --------------------------------------------------------------------------------------------
@@ -111,7 +106,7 @@ async def test_closing_commit_makes_the_next_run_of_the_oldest_batch(database: D
 
     batch = tuple(bound.id for bound in snapshot.batch)
     step = Writer(claimed).close(batch, following)
-    assert await store(database, claimed, step, seen=snapshot.inbox.inbox_no)
+    assert await store_commit(database, claimed, step, seen=snapshot.inbox.inbox_no)
 
     assert await states_of(database, session) == ["closed", "queued"]
     after = await take(database)
@@ -197,7 +192,7 @@ async def test_cancel_of_a_running_run_is_a_flag_and_of_a_closed_one_nothing(dat
     assert view.cancel is not None
     assert view.cancel.reason == "stop"
     batch = tuple(bound.id for bound in (await snapshot_of(database, claimed.hold)).batch)
-    await store(database, claimed, Writer(claimed).close(batch))
+    await store_commit(database, claimed, Writer(claimed).close(batch))
     before = await log_of(database, session)
     late = await cancel(database, first.run_id)
     assert (late.events, late.wake, late.signal_cancel) == ([], False, False)
@@ -259,27 +254,15 @@ async def test_message_interrupt_message_in_one_post_runs_the_last(database: Dat
 # -- answers --------------------------------------------------------------------------------------------
 
 
-async def waiting(database: Database, count: int = 1) -> tuple[str, list[str], Any]:
-    """A session that waits for so many answers, the ids of its calls, and the hold before."""
-    session, ids, claimed, writer, calls = await asking(database, count)
-    assert await store(database, claimed, writer.wait(calls), commits=1)
-    return session, ids, claimed
-
-
-async def asking(database: Database, count: int = 1) -> tuple[str, list[str], Any, Writer, Any]:
-    """The same just before the commit that waits."""
-    session = await new_session(database)
-    await post(database, session, "ask me")
-    claimed = await take(database)
-    batch = tuple(bound.id for bound in (await snapshot_of(database, claimed.hold)).batch)
-    writer = Writer(claimed)
-    step, calls = writer.ask(count)
-    assert await store(database, claimed, msgspec.structs.replace(step, applied=batch))
-    return session, [call.id for call in calls], claimed, writer, calls
+async def open_call(database: Database) -> tuple[str, list[str]]:
+    """A session that waits for the client, and the id of its call."""
+    asked = await waiting(database, "client")
+    return asked.session, asked.ids
 
 
 async def test_last_answer_queues_the_run_and_partial_ones_say_what_remains(database: Database) -> None:
-    session, (first, second, third), _ = await waiting(database, 3)
+    asked = await waiting(database, "client", "client", "client")
+    session, (first, second, third) = asked.session, asked.ids
 
     one = await post(database, session, answer(second))
     assert not one.wake
@@ -293,7 +276,7 @@ async def test_last_answer_queues_the_run_and_partial_ones_say_what_remains(data
 
 
 async def test_same_answer_twice_is_the_earlier_event(database: Database) -> None:
-    session, (call,), _ = await waiting(database)
+    session, (call,) = await open_call(database)
     first = await post(database, session, answer(call))
     again = await post(database, session, answer(call))
     assert again.answered == first.answered
@@ -302,7 +285,7 @@ async def test_same_answer_twice_is_the_earlier_event(database: Database) -> Non
 
 
 async def test_other_answer_to_what_is_answered_is_a_conflict(database: Database) -> None:
-    session, (call,), _ = await waiting(database)
+    session, (call,) = await open_call(database)
     await post(database, session, answer(call, "yes"))
     with pytest.raises(Conflict) as refusal:
         await post(database, session, answer(call, "no"))
@@ -310,7 +293,7 @@ async def test_other_answer_to_what_is_answered_is_a_conflict(database: Database
 
 
 async def test_same_answer_ten_times_at_once_is_stored_once(database: Database) -> None:
-    session, (call,), _ = await waiting(database)
+    session, (call,) = await open_call(database)
     admissions = await asyncio.gather(*(post(database, session, answer(call)) for _ in range(10)))
     assert len({admitted.answered[0].seq for admitted in admissions}) == 1
     assert sum(admitted.wake for admitted in admissions) == 1
@@ -318,7 +301,7 @@ async def test_same_answer_ten_times_at_once_is_stored_once(database: Database) 
 
 
 async def test_different_answers_at_once_leave_one_winner(database: Database) -> None:
-    session, (call,), _ = await waiting(database)
+    session, (call,) = await open_call(database)
     results = await asyncio.gather(
         *(post(database, session, answer(call, str(n))) for n in range(8)), return_exceptions=True
     )
@@ -327,7 +310,7 @@ async def test_different_answers_at_once_leave_one_winner(database: Database) ->
 
 
 async def test_answer_after_a_cancel_is_refused(database: Database) -> None:
-    session, (call,), _ = await waiting(database)
+    session, (call,) = await open_call(database)
     await interrupt(database, session)
     with pytest.raises(Conflict) as refusal:
         await post(database, session, answer(call))
@@ -339,7 +322,7 @@ async def test_answer_after_a_cancel_is_refused(database: Database) -> None:
 
 async def test_answer_and_cancel_at_once_never_leave_an_open_call(database: Database) -> None:
     for _ in range(5):
-        session, (call,), _ = await waiting(database)
+        session, (call,) = await open_call(database)
         await asyncio.gather(
             post(database, session, answer(call)), interrupt(database, session), return_exceptions=True
         )
@@ -347,29 +330,30 @@ async def test_answer_and_cancel_at_once_never_leave_an_open_call(database: Data
 
 
 async def test_answer_before_the_wait_commit_makes_that_commit_decide_again(database: Database) -> None:
-    session, (call,), claimed, writer, calls = await asking(database)
+    asked = await asking(database, "client")
+    session, claimed = asked.session, asked.claimed
     seen = (await snapshot_of(database, claimed.hold)).inbox.inbox_no
-    admitted = await post(database, session, answer(call))
+    admitted = await post(database, session, answer(*asked.ids))
     assert not admitted.wake
 
-    assert await store(database, claimed, writer.wait(calls), commits=1, seen=seen) is None
+    assert await store_commit(database, claimed, asked.writer.wait(asked.calls), commits=1, seen=seen) is None
     assert await states_of(database, session) == ["running"]
     view = (await snapshot_of(database, claimed.hold)).inbox
     assert [done.state for done in view.calls] == ["done"]
 
 
 async def test_step_that_does_not_know_of_an_answer_cannot_take_it_back(database: Database) -> None:
-    session, (call_id,), claimed, writer, calls = await asking(database)
-    await post(database, session, answer(call_id))
-    draft = writer.draft()
-    draft.call(calls[0])
-    assert await store(database, claimed, draft.build(), commits=1) is not None
+    asked = await asking(database, "client")
+    await post(database, asked.session, answer(*asked.ids))
+    draft = asked.writer.draft()
+    draft.call(asked.calls[0])
+    assert await store_commit(database, asked.claimed, draft.build(), commits=1) is not None
     rows = await fetch(database, "SELECT state, outcome FROM tool_calls")
     assert [tuple(row) for row in rows] == [("done", "ok")]
 
 
 async def test_answer_to_what_nobody_asked_is_not_found(database: Database) -> None:
-    session, (call,), _ = await waiting(database)
+    session, (call,) = await open_call(database)
     other = await new_session(database)
     for target, call_id in ((other, call), (session, "evt_" + "0" * 32), (session, "run_1")):
         with pytest.raises(NotFound):
@@ -377,7 +361,7 @@ async def test_answer_to_what_nobody_asked_is_not_found(database: Database) -> N
 
 
 async def test_prompt_to_a_waiting_session_waits_its_turn(database: Database) -> None:
-    session, _, _ = await waiting(database)
+    session, _ = await open_call(database)
     admitted = await post(database, session, "meanwhile")
     assert admitted.run_id is None
     assert not admitted.wake
@@ -426,7 +410,7 @@ async def test_change_to_a_prompt_and_claim_of_its_run_at_once_have_one_winner(
         assert [bound.content for bound in batch] == [(TextBlock(text=text),)]
         if not isinstance(changed, Admission):
             assert isinstance(changed, Conflict)
-        await store(database, claimed, Writer(claimed).close((prompt_id,)))
+        await store_commit(database, claimed, Writer(claimed).close((prompt_id,)))
 
 
 async def test_prompt_withdrawn_from_a_batch_leaves_the_others(database: Database) -> None:
@@ -452,8 +436,8 @@ async def test_withdrawal_of_a_waiting_prompt_makes_the_closing_commit_decide_ag
 
     batch = tuple(bound.id for bound in snapshot.batch)
     step = Writer(claimed).close(batch, next_run(snapshot.inbox.pending, QueueModes()))
-    assert await store(database, claimed, step, seen=snapshot.inbox.inbox_no) is None
+    assert await store_commit(database, claimed, step, seen=snapshot.inbox.inbox_no) is None
     view = (await snapshot_of(database, claimed.hold)).inbox
     assert view.pending == ()
-    assert await store(database, claimed, Writer(claimed).close(batch), seen=view.inbox_no)
+    assert await store_commit(database, claimed, Writer(claimed).close(batch), seen=view.inbox_no)
     assert await states_of(database, session) == ["closed"]

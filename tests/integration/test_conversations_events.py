@@ -117,7 +117,12 @@ async def test_prompts_of_many_clients_at_once_get_one_dense_order(api: ServedAp
             "invalid_field",
             "events[0].content[0].type",
         ),
-        ({"type": "user.tool_confirmation", "tool_use_id": "x"}, "not_available", "events[0].type"),
+        ({"type": "user.tool_confirmation", "tool_use_id": "x"}, "invalid_field", "events[0]"),
+        (
+            {"type": "user.tool_confirmation", "tool_use_id": "x", "result": "allow", "deny_message": "y"},
+            "invalid_field",
+            "events[0].deny_message",
+        ),
         ({"type": "user.tool_result", "tool_use_id": "x"}, "not_available", "events[0].type"),
         ({"type": "user.define_outcome", "rubric": {}}, "not_available", "events[0].type"),
         ({"type": "system.message", "content": []}, "not_available", "events[0].type"),

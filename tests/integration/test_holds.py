@@ -226,7 +226,7 @@ async def test_lost_answer_of_a_commit_that_gave_up_the_hold_is_recognised(
     batch = await batch_of(database, claimed)
     flaky = Database.open(proxy.url, pool_size=2)
     sink, writer = sink_of(flaky, publisher, claimed), Writer(claimed)
-    step, calls = writer.ask()
+    step, calls = writer.ask("client")
     await sink.commit(Step(**{name: getattr(step, name) for name in step.__struct_fields__} | {
         "applied": batch}))  # fmt: skip
     proxy.lose_commits = 1
@@ -652,7 +652,7 @@ class Storm:
         if not await commit(ended.build()):
             return
         if self.random.random() < 0.4:
-            step, calls = writer.ask(2)
+            step, calls = writer.ask("client", "client")
             inbox = (await snapshot_of(self.database, claimed.hold)).inbox
             if await commit(step, inbox.inbox_no):
                 inbox = (await snapshot_of(self.database, claimed.hold)).inbox

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
+from msgspec.structs import replace
+
 from agents.config import AgentConfig, ClientTool, ModelChoice
 from agents.drafts import Draft
-from agents.events import AgentCustomToolUse, AgentMessage, StatusIdle, StopReason
-from agents.types import CloseRun, Snapshot, Step, ToolCall, WaitForClient
-from db.admission import Admission, AnswerInput, Input, InterruptInput, PromptInput, admit
+from agents.events import AgentCustomToolUse, AgentMessage, AgentToolUse, StatusIdle, StopReason
+from agents.types import CallKind, CloseRun, Snapshot, Step, ToolCall, WaitForClient
+from db.admission import Admission, AnswerInput, ConfirmationInput, Input, InterruptInput, PromptInput, admit
 from db.agents import create_agent
 from db.engine import Database, Transaction
 from db.errors import DatabaseBusy
@@ -18,7 +20,7 @@ from db.holds import Claim, Hold, claim_next, renew_lease
 from db.ids import public, to_uuid
 from db.sessions import create_session
 from db.snapshots import load_snapshot
-from db.steps import Fence
+from db.steps import Fence, store_step
 from providers.ids import new_id
 from providers.types import Message, TextBlock, ToolUseBlock
 
@@ -76,6 +78,56 @@ def prompt(text: str) -> PromptInput:
 
 def answer(call_id: str, text: str = "yes") -> AnswerInput:
     return AnswerInput(custom_tool_use_id=call_id, content=(TextBlock(text=text),))
+
+
+def allow(call_id: str) -> ConfirmationInput:
+    return ConfirmationInput(tool_use_id=call_id, result="allow")
+
+
+def deny(call_id: str, message: str | None = None) -> ConfirmationInput:
+    return ConfirmationInput(tool_use_id=call_id, result="deny", deny_message=message)
+
+
+@dataclass
+class Asking:
+    """A session whose calls wait for the client: before or after the commit with which its hold leaves it."""
+
+    session: str
+    calls: tuple[ToolCall, ...]
+    claimed: Claim
+    writer: "Writer"
+
+    @property
+    def ids(self) -> list[str]:
+        return [call.id for call in self.calls]
+
+
+async def asking(database: Database, *kinds: CallKind, **agent: Any) -> Asking:
+    """A run whose model has asked for so much of the client, held by a worker."""
+    session = await new_session(database, **agent)
+    await post(database, session, "ask me")
+    claimed = await take(database)
+    batch = tuple(bound.id for bound in (await snapshot_of(database, claimed.hold)).batch)
+    writer = Writer(claimed)
+    step, calls = writer.ask(*kinds)
+    assert await store_commit(database, claimed, replace(step, applied=batch))
+    return Asking(session, calls, claimed, writer)
+
+
+async def waiting(database: Database, *kinds: CallKind, **agent: Any) -> Asking:
+    """The same after the commit with which the run begins to wait."""
+    asked = await asking(database, *kinds, **agent)
+    assert await store_commit(database, asked.claimed, asked.writer.wait(asked.calls), commits=1)
+    return asked
+
+
+async def store_commit(
+    database: Database, claimed: Claim, step: Step, *, commits: int = 0, **fence: Any
+) -> Any:
+    """Stores the step of a hold that has made so many commits before."""
+    made = replace(fence_of(claimed, **fence), commit_no=claimed.commit_no + commits)
+    async with database.transaction() as tx:
+        return await store_step(tx, made, step)
 
 
 async def post(
@@ -188,10 +240,10 @@ class Writer:
         draft.ending = CloseRun(stop_reason=StopReason(type="end_turn"), next_run=next_run)
         return draft.build()
 
-    def ask(self, count: int = 1) -> tuple[Step, tuple[ToolCall, ...]]:
-        """An assistant message that calls tools of the client."""
+    def ask(self, *kinds: CallKind) -> tuple[Step, tuple[ToolCall, ...]]:
+        """An assistant message whose calls all wait for the client, one of each kind that is given."""
         draft = self.draft()
-        names = [f"call_{index}" for index in range(count)]
+        names = [f"call_{index}" for index in range(len(kinds))]
         stored = draft.message(
             Message(
                 role="assistant",
@@ -200,7 +252,7 @@ class Writer:
         )
         self.position += 1
         calls = []
-        for index, name in enumerate(names):
+        for index, (name, kind) in enumerate(zip(names, kinds, strict=True)):
             call = ToolCall(
                 id=new_id("evt"),
                 tool_use_id=name,
@@ -209,9 +261,12 @@ class Writer:
                 name="ask",
                 input={},
                 state="open",
-                kind="client",
+                kind=kind,
             )
-            draft.event(AgentCustomToolUse, event_id=call.id, name="ask", input={})
+            if kind == "server":
+                draft.event(AgentToolUse, event_id=call.id, name="ask", input={}, evaluated_permission="ask")
+            else:
+                draft.event(AgentCustomToolUse, event_id=call.id, name="ask", input={})
             draft.call(call)
             calls.append(call)
         return draft.build(), tuple(calls)

@@ -179,12 +179,15 @@ async def work_to_the_end(
     tools: ToolRegistry | None = None,
     prepare: Callable[[MemoryHold], None] = lambda _: None,
 ) -> list[MemoryHold]:
-    """Holds until nothing is queued; answers what waits for the client. Only the first hold is prepared."""
+    """Holds until nothing is queued; answers or allows what is open. Only the first hold is prepared."""
     holds: list[MemoryHold] = []
     while session.run is not None and session.run.state != "closed":
         assert len(holds) < MAX_HOLDS, "the run does not come to an end"
         for waiting in session.open_calls():
-            session.answer(waiting.id, f"answer to {waiting.index}")
+            if waiting.kind == "server":
+                session.confirm(waiting.id, "allow")
+            else:
+                session.answer(waiting.id, f"answer to {waiting.index}")
         holds.append(await work(session, model=model, tools=tools, prepare=prepare))
         prepare = lambda _: None  # noqa: E731
     return holds

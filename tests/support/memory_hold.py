@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from agents.closing import OpenWork, close_step, requeue_step, stops_here
+from agents.answers import allowed, answered, denied
+from agents.closing import OpenWork, close_step, record_result, requeue_step, stops_here
 from agents.config import AgentConfig, QueueMode
 from agents.drafts import Draft
 from agents.errors import HoldLost, InboxChanged
 from agents.events import (
     CancelMode,
+    Confirmation,
     Delivery,
     Event,
     PromptUpdated,
@@ -27,6 +29,7 @@ from agents.events import (
     StopReason,
     UserCustomToolResult,
     UserMessage,
+    UserToolConfirmation,
 )
 from agents.log import number
 from agents.types import (
@@ -47,7 +50,6 @@ from agents.types import (
 )
 from providers.ids import new_id
 from providers.types import Message, TextBlock
-from tools.types import ToolResult
 
 Moment = Literal["before_commit", "after_commit", "preview", "look"]
 Json = dict[str, Any]
@@ -188,14 +190,26 @@ class MemorySession:
         assert call.kind == "client"
         assert call.state == "open"
         content = (TextBlock(text=text),)
-        self.calls[call_id] = msgspec.structs.replace(
-            call,
-            state="done",
-            outcome="error" if is_error else "ok",
-            result=ToolResult(content=content, is_error=is_error),
-        )
         draft = self._draft()
         draft.event(UserCustomToolResult, custom_tool_use_id=call_id, content=content, is_error=is_error)
+        self._answered(draft, answered(call, content, is_error=is_error))
+
+    def confirm(self, call_id: str, result: Confirmation, message: str | None = None) -> None:
+        """The client allows or denies a call that waits for its approval."""
+        call = self.calls[call_id]
+        assert call.kind == "server"
+        assert call.state == "open"
+        draft = self._draft()
+        draft.event(UserToolConfirmation, tool_use_id=call_id, result=result, deny_message=message)
+        if result == "deny":
+            call = denied(call, message)
+            record_result(draft, call)
+        else:
+            call = allowed(call)
+        self._answered(draft, call)
+
+    def _answered(self, draft: Draft, call: ToolCall) -> None:
+        self.calls[call.id] = call
         assert self.run is not None
         if self.run.state == "waiting":
             left = tuple(call.id for call in self.open_calls())

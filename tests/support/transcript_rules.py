@@ -11,6 +11,7 @@ Json = dict[str, Any]
 USES = {"agent.tool_use", "agent.mcp_tool_use", "agent.custom_tool_use"}
 RESULTS = {"agent.tool_result", "agent.mcp_tool_result"}
 FINISHED_BY_EVENT = {"agent.message", "agent.thinking", "agent.tool_use"}  # kinds of previews that need one
+_ABOUT_CALLS = {"span.tool_start", "user.custom_tool_result", "user.tool_confirmation"}
 DELTAS = {"event_start", "event_delta"}
 
 
@@ -107,6 +108,7 @@ class _LogRules:
         self._uses: dict[str, str] = {}  # id: run
         self._answered: set[str] = set()
         self._started: set[str] = set()
+        self._unapproved: set[str] = set()
 
     def read(self, event: Json) -> None:
         if event["seq"] != self._seq + 1:
@@ -119,7 +121,7 @@ class _LogRules:
         kind = event["type"]
         if kind.startswith("span.model_request"):
             self._read_span(event)
-        elif kind in USES or kind in RESULTS or kind in {"span.tool_start", "user.custom_tool_result"}:
+        elif kind in USES or kind in RESULTS or kind in _ABOUT_CALLS:
             self._read_tool(event)
         elif kind == "session.status_rescheduled":
             self._started.clear()
@@ -179,13 +181,22 @@ class _LogRules:
         kind = event["type"]
         if kind in USES:
             self._uses[event["id"]] = event["run_id"]
+            if event.get("evaluated_permission") == "ask":
+                self._unapproved.add(event["id"])
             return
         use = event["custom_tool_use_id" if kind == "user.custom_tool_result" else "tool_use_id"]
         if use not in self._uses:
             self._complain(event, f"belongs to no tool use: {use}")
         if use in self._answered:
             self._complain(event, f"comes after the result of {use}")
-        if kind == "span.tool_start":
+        if kind == "user.tool_confirmation":
+            if use not in self._unapproved:
+                self._complain(event, f"confirms {use}, which does not wait for it")
+            if event["result"] == "allow":
+                self._unapproved.discard(use)
+        elif kind == "span.tool_start":
+            if use in self._unapproved:
+                self._complain(event, f"starts {use}, which nobody has allowed")
             if use in self._started:
                 self._complain(event, f"starts {use} twice in one hold")
             self._started.add(use)
