@@ -79,7 +79,7 @@ async def waiting(database: Database) -> tuple[str, str, Claim]:
     """A session that waits for the client, and the open call."""
     session, claimed, snapshot = await started(database)
     writer = Writer(claimed)
-    step, calls = writer.ask()
+    step, calls = writer.ask("client")
     batch = tuple(prompt.id for prompt in snapshot.batch)
     await store(database, claimed, msgspec.structs.replace(step, applied=batch))
     await store(database, claimed, writer.wait(calls), commits=1)
@@ -212,7 +212,7 @@ async def test_interrupt_that_waits_for_the_wait_closes_it_and_is_next(database:
     session, claimed, snapshot = await started(database)
     await send(database, session, "later", "queue")
     writer = Writer(claimed)
-    step, calls = writer.ask()
+    step, calls = writer.ask("client")
     step = msgspec.structs.replace(step, applied=tuple(prompt.id for prompt in snapshot.batch))
     await store(database, claimed, step)
     async with database.transaction() as tx:
@@ -238,7 +238,7 @@ async def test_interrupt_that_waits_for_the_wait_closes_it_and_is_next(database:
 async def test_interrupt_before_the_wait_makes_that_commit_decide_again(database: Database) -> None:
     session, claimed, snapshot = await started(database)
     writer = Writer(claimed)
-    step, calls = writer.ask()
+    step, calls = writer.ask("client")
     step = msgspec.structs.replace(step, applied=tuple(prompt.id for prompt in snapshot.batch))
     await store(database, claimed, step)
     admitted = await send(database, session, "no", "interrupt")
