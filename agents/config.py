@@ -9,6 +9,8 @@ from providers.types import JsonObject, ThinkEffort
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\s\x00-\x1f]+$")]
 MAX_TOOLS = 256
+ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
+MAX_FALLBACK_MODELS = 4
 
 
 class ModelChoice(Struct, frozen=True, kw_only=True):
@@ -59,6 +61,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     `max_turns` bounds the model requests of one run; `time_limit_s` bounds a run's working time.
     `tool_execution` `sequential` runs the calls of a turn one after the other. The queue modes say whether
     pending prompts are taken up `one_at_a_time` (with those of the same POST) or `all` together.
+    `fallback_models` are asked, in order, when the model before has failed for good. `output_schema` is a
+    JSON Schema of type object that the text of each answer fits.
     """
 
     name: Name
@@ -73,6 +77,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     tool_execution: Literal["parallel", "sequential"] = "parallel"
     steering_mode: QueueMode = "one_at_a_time"
     follow_up_mode: QueueMode = "one_at_a_time"
+    fallback_models: Annotated[tuple[ModelName, ...], Meta(max_length=MAX_FALLBACK_MODELS)] = ()
+    output_schema: JsonObject | None = None
     extra_body: JsonObject = {}
 
     @property

@@ -3,11 +3,14 @@
 Going on after a crash is the same code as going on: the snapshot is all there is.
 """
 
+from collections.abc import Sequence
+
 from agents.errors import Stopped
 from agents.events import StopReason
 from agents.progress import Progress
-from agents.requests import ImageLoader, ModelRequests, Target
+from agents.requests import ImageLoader, ModelRequests
 from agents.stop_watch import StopWatch
+from agents.targets import Target
 from agents.tool_calls import ToolCalls
 from agents.toolbox import Toolbox
 from agents.types import Clock, Inbox, Sink, Snapshot
@@ -18,7 +21,7 @@ from tools.registry import ToolRegistry
 async def run_agent(
     snapshot: Snapshot,
     *,
-    target: Target,
+    targets: Sequence[Target],
     tools: ToolRegistry,
     sink: Sink,
     inbox: Inbox,
@@ -28,6 +31,7 @@ async def run_agent(
 ) -> None:
     """Works on a run until it is closed or waits for the client.
 
+    `targets`: the model, then those that take over when it fails for good, at least one.
     Safe to call again with a newer snapshot after any interruption: finished calls are never repeated.
     Raises: HoldLost (write nothing more), HandOver (give the run back to the queue).
     """
@@ -38,7 +42,7 @@ async def run_agent(
         requests = ModelRequests(
             progress=progress,
             stop=stop,
-            target=target,
+            targets=targets,
             toolbox=toolbox,
             calls=calls,
             retry=retry,

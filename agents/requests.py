@@ -2,9 +2,8 @@
 
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -16,10 +15,11 @@ from agents.events import CloseType, PromptApplied, StopReason
 from agents.exchange import Exchange, add_error, add_prose, add_use, is_cut, keep_partial_text, user_text
 from agents.progress import Progress
 from agents.stop_watch import StopWatch
+from agents.targets import Target, Targets
 from agents.tool_calls import ToolCalls
 from agents.toolbox import Toolbox, refusal_code
 from agents.transcript import repaired
-from agents.types import PreviewDelta, PreviewStart, Pricer, ToolCall
+from agents.types import PreviewDelta, PreviewStart, ToolCall
 from providers.errors import ProviderError, StreamTruncated
 from providers.retry import RetryPolicy
 from providers.types import (
@@ -30,7 +30,6 @@ from providers.types import (
     Message,
     MessageEnd,
     MessageStart,
-    Provider,
     ProviderEvent,
     ProviderRequest,
     Stop,
@@ -47,16 +46,6 @@ ImageLoader = Callable[[str], Awaitable[Base64Source | None]]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """Where requests go: `vendor:model` as the ledger names them, the adapter, and what it costs."""
-
-    vendor: str
-    model: str
-    provider: Provider
-    price: Pricer
-
-
 class ModelRequests:
     """The requests of one run."""
 
@@ -65,7 +54,7 @@ class ModelRequests:
         *,
         progress: Progress,
         stop: StopWatch,
-        target: Target,
+        targets: Sequence[Target],
         toolbox: Toolbox,
         calls: ToolCalls,
         retry: RetryPolicy,
@@ -73,7 +62,11 @@ class ModelRequests:
     ) -> None:
         self._progress = progress
         self._stop = stop
-        self._target = target
+        self._targets = Targets(
+            targets,
+            needs_tools=bool(toolbox.specs()),
+            needs_output_schema=progress.agent.output_schema is not None,
+        )
         self._toolbox = toolbox
         self._calls = calls
         self._retry = retry
@@ -86,11 +79,9 @@ class ModelRequests:
 
         Raises: HoldLost, HandOver; Stopped while nothing of an answer is there.
         """
-        if self._toolbox.specs() and not self._target.provider.capabilities(self._target.model).tools:
-            text = f"The model {self._target.model} cannot call tools, but the agent has some."
-            await self._progress.fail("model_without_tools", text)
+        if await self._lacks_what_is_needed():
             return
-        attempt = 1
+        attempt = tries = 1  # of the turn, and of the model
         while True:
             exchange = await self._open(attempt)
             if exchange is None:
@@ -101,16 +92,36 @@ class ModelRequests:
                 await self._close_partial(exchange)
                 return
             except ProviderError as error:
-                delay_s = self._retry.delay_s(error, attempt, random.random)
-                if delay_s is None:
+                delay_s = self._retry.delay_s(error, tries, random.random)
+                if delay_s is None and not self._targets.may_fall_back(error):
                     await self._give_up(exchange, error)
                     return
                 await self._fail(exchange, error)
+                if delay_s is None:
+                    self._targets.fall_back()
+                    delay_s, tries = 0.0, 0
             else:
                 await self._finish(exchange)
                 return
             await self._stop.guard(self._progress.clock.sleep(delay_s))
-            attempt += 1
+            attempt, tries = attempt + 1, tries + 1
+
+    @property
+    def _target(self) -> Target:
+        return self._targets.current
+
+    async def _lacks_what_is_needed(self) -> bool:
+        """Closes the run when its model cannot do what the agent is made for, before any request."""
+        target = self._target
+        if self._toolbox.specs() and not target.capabilities.tools:
+            text = f"The model {target.model} cannot call tools, but the agent has some."
+            await self._progress.fail("model_without_tools", text)
+        elif self._progress.agent.output_schema is not None and not target.capabilities.output_schema:
+            text = f"The model {target.model} cannot be held to a schema, but the agent has one."
+            await self._progress.fail("model_without_output_schema", text)
+        else:
+            return False
+        return True
 
     async def _open(self, attempt: int) -> Exchange | None:
         """Stores the prompts that are taken up, the span and the ledger entry, before any byte leaves.
@@ -176,7 +187,8 @@ class ModelRequests:
             max_output_tokens=agent.max_output_tokens,
             cache_key=snapshot.session_id,
             end_user_id=snapshot.end_user_id,
-            extra_body=agent.extra_body,
+            output_schema=agent.output_schema,
+            extra_body=agent.extra_body if self._targets.takes_extra_body else {},
         )
 
     async def _with_images(self, message: Message) -> Message:

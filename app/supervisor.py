@@ -9,10 +9,11 @@ from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
 
+from agents.config import AgentConfig
 from agents.errors import HandOver, HoldLost
 from agents.events import StopReason
 from agents.loop import run_agent
-from agents.requests import Target
+from agents.targets import Target
 from agents.types import Snapshot
 from app.holding import DatabaseClock, HoldInbox, HoldSink
 from app.lease import Lease, Renewal
@@ -170,7 +171,7 @@ class Supervisor:
             snapshot = await self._load(hold)
             await run_agent(
                 snapshot,
-                target=self._target(snapshot.agent.model.id, clock.now),
+                targets=self._targets_of(snapshot.agent, clock.now),
                 tools=self._tools,
                 sink=active.sink,
                 inbox=active.inbox,
@@ -206,6 +207,23 @@ class Supervisor:
                     raise
             await asyncio.sleep(LOAD_PAUSE_S)
 
+    def _targets_of(self, agent: AgentConfig, now: Callable[[], datetime]) -> list[Target]:
+        """The agent's model and its fallback models, without those that cannot be used here any more.
+
+        Raises: UnknownModel, for the first, when none is left.
+        """
+        targets: list[Target] = []
+        unknown: list[UnknownModel] = []
+        for name in (agent.model.id, *agent.fallback_models):
+            try:
+                targets.append(self._target(name, now))
+            except UnknownModel as error:
+                _log.warning("model is left out: %s", error)
+                unknown.append(error)
+        if not targets:
+            raise unknown[0]
+        return targets
+
     def _target(self, name: str, now: Callable[[], datetime]) -> Target:
         """Raises: UnknownModel."""
         model = self._models.resolve(name)
@@ -214,7 +232,13 @@ class Supervisor:
             found = self._models.price(model.vendor, model.model, usage, now())
             return found.cost_usd, found.source
 
-        return Target(vendor=model.vendor, model=model.model, provider=model.provider, price=price)
+        return Target(
+            vendor=model.vendor,
+            model=model.model,
+            provider=model.provider,
+            capabilities=model.capabilities,
+            price=price,
+        )
 
     async def _load_image(self, tenant_id: UUID, file_id: str) -> Base64Source | None:
         async with self._database.transaction(tenant_id) as tx:

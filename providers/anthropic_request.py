@@ -9,6 +9,7 @@ from typing import Any
 from providers.anthropic_models import ClaudeModel, claude_model
 from providers.cleaning import clean_text
 from providers.errors import RequestRejected
+from providers.output_schema import closed
 from providers.think_effort import nearest
 from providers.tool_names import ToolNames
 from providers.types import (
@@ -72,8 +73,8 @@ def build_body(request: ProviderRequest, names: ToolNames) -> JsonObject:
         body["tool_choice"] = _tool_choice(request.tool_choice, model, names)
     if thinking:
         body["thinking"] = thinking
-    if thinking.get("type") == "adaptive" and (effort := _effort(model, request.think_effort)):
-        body["output_config"] = {"effort": effort}
+    if output := _output_config(request, model, thinking):
+        body["output_config"] = output
     if "block_binding" in thinking:
         body["extra_headers"] = {"anthropic-beta": BINDING_BETA}
     if request.end_user_id:
@@ -103,6 +104,15 @@ def _thinking(model: ClaudeModel, effort: float | None, limit: int, *, forces_to
         # would refuse the session for ever.
         parameter["block_binding"] = {"prefix_mismatch_behavior": "drop_block"}
     return parameter
+
+
+def _output_config(request: ProviderRequest, model: ClaudeModel, thinking: JsonObject) -> JsonObject:
+    config: JsonObject = {}
+    if thinking.get("type") == "adaptive" and (effort := _effort(model, request.think_effort)):
+        config["effort"] = effort
+    if request.output_schema is not None and model.takes_schema:
+        config["format"] = {"type": "json_schema", "schema": closed(request.output_schema)}
+    return config
 
 
 def _effort(model: ClaudeModel, effort: float | None) -> str | None:

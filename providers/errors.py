@@ -23,6 +23,8 @@ from typing import ClassVar
 class ProviderError(Exception):
     """Base of all. `code` is stable; the message is fit for logs, and holds no secret.
 
+    `another_model_may_help`: the failure is of a key, a server or a model rather than of the request.
+
     Fields: `status` (HTTP status, None in a stream), `vendor_code` (the API's own code or type),
     `retry_after_s` (seconds that the API asks us to wait, None if it did not say),
     `request_id` (the API's id of the request, for support), `may_retry_at_once` (it was about a key, and
@@ -31,6 +33,7 @@ class ProviderError(Exception):
 
     code: ClassVar[str] = "provider_error"
     is_retryable: ClassVar[bool] = False
+    another_model_may_help: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class BadPayload(ProviderError):
 
 class ContextTooLong(ProviderError):
     code = "context_too_long"
+    another_model_may_help = False
 
 
 class AuthRefused(ProviderError):
@@ -103,11 +107,13 @@ class ModelNotFound(ProviderError):
 
 class RequestRejected(ProviderError):
     code = "request_rejected"
+    another_model_may_help = False
 
 
 class UnclassifiedRejection(RequestRejected):
     code = "rejected_without_reason"
     is_retryable = True
+    another_model_may_help = True
 
 
 class UnknownModel(ProviderError):

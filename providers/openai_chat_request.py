@@ -18,6 +18,7 @@ from providers.openai_messages import (
     wire_call_id,
 )
 from providers.openai_models import ModelFamily, model_family, nearest_effort
+from providers.output_schema import named_schema
 from providers.tool_names import ToolNames
 from providers.types import ImageBlock, JsonObject, Message, ProviderRequest, TextBlock, ToolSpec
 
@@ -48,7 +49,7 @@ def chat_body(request: ProviderRequest, endpoint: ChatEndpoint, names: ToolNames
     if endpoint.end_user_field and request.end_user_id:
         body[endpoint.end_user_field] = hashlib.sha256(request.end_user_id.encode()).hexdigest()
     if request.output_schema is not None and endpoint.schema_field:
-        schema = {"name": "answer", "schema": request.output_schema, "strict": True}
+        schema = named_schema(request.output_schema)
         body[endpoint.schema_field] = {"type": "json_schema", "json_schema": schema}
     return body | _effort(request, endpoint, family) | request.extra_body
 

@@ -18,6 +18,7 @@ from providers.openai_messages import (
 )
 from providers.openai_models import ModelFamily, model_family, nearest_effort
 from providers.openai_sse import decode_json
+from providers.output_schema import named_schema
 from providers.tool_names import ToolNames
 from providers.types import (
     ImageBlock,
@@ -67,6 +68,8 @@ def responses_body(
     if family.is_reasoning:  # other models refuse the field
         body["include"] = ["reasoning.encrypted_content"]
         body |= _reasoning(request, family, reasoning_summary)
+    if (schema := request.output_schema) is not None and family.output_schema:
+        body["text"] = {"format": {"type": "json_schema"} | named_schema(schema)}
     if (limit := request.max_output_tokens) is not None:
         body["max_output_tokens"] = max(min(limit, family.max_output_tokens or limit), MIN_OUTPUT_TOKENS)
     if request.cache_key:

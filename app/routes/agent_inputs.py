@@ -82,6 +82,29 @@ def to_model(given: str | ModelParam, resources: Resources) -> ModelChoice:
     )
 
 
+def check_fallback_models(given: Sequence[str], resources: Resources) -> None:
+    """Raises: InvalidField, for a model that no provider answers for."""
+    for index, name in enumerate(given):
+        try:
+            resources.providers.check_model(name)
+        except UnknownModel as error:
+            field = f"fallback_models[{index}]"
+            raise InvalidField(f"{field}: {error}", field=field) from error
+
+
+def check_output_schema(schema: JsonObject, model: str, resources: Resources) -> None:
+    """Raises: InvalidField, for what is no schema, and for a model that cannot be held to one."""
+    try:
+        check_schema(schema)
+    except SchemaRefused as error:
+        raise InvalidField(f"output_schema: {error}", field="output_schema") from error
+    if not resources.providers.capabilities(model).output_schema:
+        raise InvalidField(
+            f"output_schema: the model {model} cannot be held to a schema; `GET /v1/models` tells which can.",
+            field="output_schema",
+        )
+
+
 def to_tools(given: Sequence[ToolParam] | None, resources: Resources) -> tuple[AgentTool, ...]:
     """Raises: InvalidField, NotAvailable."""
     tools = tuple(_to_tool(tool, f"tools[{index}]", resources) for index, tool in enumerate(given or ()))

@@ -10,7 +10,15 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from agents.config import AgentConfig, AgentTool, ModelChoice, Name, QueueMode
+from agents.config import (
+    MAX_FALLBACK_MODELS,
+    AgentConfig,
+    AgentTool,
+    ModelChoice,
+    ModelName,
+    Name,
+    QueueMode,
+)
 from app.auth import Principal
 from app.errors import InvalidField
 from app.http_json import ApiRequest, invalid_field
@@ -24,6 +32,8 @@ from app.routes.agent_inputs import (
     ModelParam,
     ToolParams,
     Unsupported,
+    check_fallback_models,
+    check_output_schema,
     refuse_unsupported,
     to_model,
     to_tools,
@@ -44,6 +54,13 @@ LONGEST_RUN_S = 86_400.0
 MaxTurns = Annotated[int, Meta(ge=1, le=MOST_TURNS, description="Model requests of one run at most.")]
 TimeLimit = Annotated[float, Meta(gt=0, le=LONGEST_RUN_S, description="Working time of one run.")]
 MaxOutput = Annotated[int, Meta(ge=1, le=1_000_000, description="Tokens of one answer at most.")]
+FallbackModels = Annotated[
+    list[ModelName],
+    Meta(max_length=MAX_FALLBACK_MODELS, description="Asked in order when the model before failed for good."),
+]
+OutputSchema = Annotated[
+    JsonObject, Meta(description="JSON Schema of type `object` that the text of each answer fits.")
+]
 Execution = Literal["parallel", "sequential"]
 VersionQuery = Annotated[
     int | None, QueryParameter(name="version", ge=1, le=2**31 - 1, description="Default: the newest.")
@@ -65,6 +82,8 @@ class AgentCreate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tool_execution: Execution | None = None
     steering_mode: QueueMode | None = None
     follow_up_mode: QueueMode | None = None
+    fallback_models: FallbackModels | None = None
+    output_schema: OutputSchema | None = None
     extra_body: JsonObject | None = None
     skills: Unsupported = None
     mcp_servers: Unsupported = None
@@ -90,6 +109,8 @@ class AgentUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tool_execution: Execution | UnsetType | None = UNSET
     steering_mode: QueueMode | UnsetType | None = UNSET
     follow_up_mode: QueueMode | UnsetType | None = UNSET
+    fallback_models: FallbackModels | UnsetType | None = UNSET
+    output_schema: OutputSchema | UnsetType | None = UNSET
     extra_body: JsonObject | UnsetType | None = UNSET
     skills: Unsupported = None
     mcp_servers: Unsupported = None
@@ -141,6 +162,8 @@ class AgentView(Struct, frozen=True, kw_only=True):
     tool_execution: Execution
     steering_mode: QueueMode
     follow_up_mode: QueueMode
+    fallback_models: tuple[str, ...]
+    output_schema: JsonObject | None
     extra_body: JsonObject
     created_at: datetime
     updated_at: datetime
@@ -175,6 +198,8 @@ def view_agent(agent: Agent) -> AgentView:
         tool_execution=config.tool_execution,
         steering_mode=config.steering_mode,
         follow_up_mode=config.follow_up_mode,
+        fallback_models=config.fallback_models,
+        output_schema=config.output_schema,
         extra_body=config.extra_body,
         created_at=agent.created_at,
         updated_at=agent.updated_at,
@@ -330,6 +355,8 @@ def _plain_fields(given: AgentCreate | AgentUpdate) -> dict[str, Any]:
         "tool_execution",
         "steering_mode",
         "follow_up_mode",
+        "fallback_models",
+        "output_schema",
         "extra_body",
     )
     return {name: value for name in names if (value := getattr(given, name)) is not UNSET}
@@ -345,9 +372,13 @@ def _config(given: dict[str, Any], resources: Resources) -> AgentConfig:
     if len(fields.get("metadata", {})) > MAX_METADATA:
         raise InvalidField(f"metadata: more than {MAX_METADATA} entries.", field="metadata")
     try:
-        return msgspec.convert(fields, AgentConfig)
+        config = msgspec.convert(fields, AgentConfig)
     except msgspec.ValidationError as error:
         raise invalid_field(error) from error
+    check_fallback_models(config.fallback_models, resources)
+    if config.output_schema is not None:
+        check_output_schema(config.output_schema, config.model.id, resources)
+    return config
 
 
 def _refuse(given: AgentCreate | AgentUpdate) -> None:

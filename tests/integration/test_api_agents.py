@@ -185,6 +185,21 @@ async def test_agent_that_could_not_run_is_refused_with_what_to_write(
         assert hint in answer.json()["detail"]
 
 
+async def test_fallback_models_and_a_schema_are_kept_with_the_agent(api: ServedApi) -> None:
+    me = await api.caller()
+    agent = await me.agent(fallback_models=["rehearsal:small"])
+    assert (await me.get(f"/v1/agents/{agent}"))["fallback_models"] == ["rehearsal:small"]
+    for fields, field in (
+        ({"fallback_models": ["rehearsal:demo", "acme:x"]}, "fallback_models[1]"),
+        ({"output_schema": {"type": "array"}}, "output_schema"),
+        ({"output_schema": {"type": "object"}}, "output_schema"),  # the rehearsal model takes none
+    ):
+        answer = await me.http.post(f"/v1/agents/{agent}", json=fields)
+        assert (answer.status_code, answer.json().get("field")) == (422, field), answer.text
+    cleared = await me.http.post(f"/v1/agents/{agent}", json={"fallback_models": None, "output_schema": None})
+    assert (cleared.json()["fallback_models"], cleared.json()["output_schema"]) == ([], None)
+
+
 async def test_empty_parts_that_do_not_work_yet_are_accepted(api: ServedApi) -> None:
     me = await api.caller()
     identity = {"type": "service_account"}

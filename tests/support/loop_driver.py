@@ -9,7 +9,7 @@ import msgspec
 from agents.config import AgentConfig, AgentTool, BuiltinTool, ClientTool, ModelChoice
 from agents.errors import HandOver
 from agents.loop import run_agent
-from agents.requests import Target
+from agents.targets import Target
 from providers.errors import ProviderError
 from providers.rehearsal import Rehearsal
 from providers.retry import RetryPolicy
@@ -137,15 +137,26 @@ async def work(
     tools: ToolRegistry | None = None,
     prepare: Callable[[MemoryHold], None] = lambda _: None,
     retry: RetryPolicy | None = None,
+    fallbacks: dict[str, Provider] | None = None,
 ) -> MemoryHold:
     """One hold, until the run is left or the hold is killed. A hand-over is done as a worker does it."""
     hold = session.claim()
     prepare(hold)
-    target = Target(vendor="rehearsal", model="fast", provider=model or SlowRehearsal(), price=price)
+    first = model or SlowRehearsal()
+    targets = [
+        Target(
+            vendor="rehearsal",
+            model=name,
+            provider=provider,
+            capabilities=provider.capabilities(name),
+            price=price,
+        )
+        for name, provider in {"fast": first, **(fallbacks or {})}.items()
+    ]
     run = asyncio.create_task(
         run_agent(
             session.snapshot(),
-            target=target,
+            targets=targets,
             tools=tools or ToolRegistry(),
             sink=hold,
             inbox=hold,
