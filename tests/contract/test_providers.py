@@ -1,14 +1,18 @@
 """What every provider promises, played on each adapter's own wire by `tests.support.provider_stages`."""
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncGenerator
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from providers.errors import Overloaded, ProviderError, StreamTruncated
 from providers.rehearsal_script import ERROR_CLASSES
 from providers.types import (
+    Base64Source,
+    ImageBlock,
     MessageEnd,
     MessageStart,
     ProviderEvent,
@@ -171,6 +175,26 @@ async def test_arguments_that_are_no_object_are_told_and_do_not_end_the_stream(
 
 
 @on_every_stage
+async def test_a_tool_that_nobody_offered_is_called_by_the_name_that_the_model_gave_it(stage: Stage) -> None:
+    """P-10: the loop answers it with the names that exist."""
+    events = await play(stage, Scene(calls=(("serch_web", '{"q": "x"}'),), stop=Stop.TOOL_USE))
+    assert [(name, call.input) for name, call in calls_of(events)] == [("serch_web", {"q": "x"})]
+
+
+@on_every_stage
+async def test_an_image_of_the_user_reaches_the_model(stage: Stage) -> None:
+    pixel = b64encode(b"a pixel of its own").decode()
+    image = ImageBlock(source=Base64Source(media_type="image/png", data=pixel))
+    async with stage.play(Scene(text=("Seen",))) as performance:
+        [asked] = performance.request.messages
+        message = replace(asked, blocks=(*asked.blocks, image))
+        request = replace(performance.request, messages=(message,))
+        events = [event async for event in performance.provider.stream(request)]
+        assert said(events) == "Seen"
+        assert all(pixel.encode() in sent.body for sent in performance.requests[-1:])
+
+
+@on_every_stage
 async def test_a_call_cut_by_the_output_limit_has_no_end(stage: Stage) -> None:
     scene = Scene(calls=(("look", '{"n": 1}'), ("count", '{"path": "a')), stop=Stop.MAX_TOKENS)
     events = await play(stage, scene)
@@ -271,5 +295,5 @@ async def test_one_provider_serves_many_requests_at_once(stage: Stage) -> None:
 async def test_capabilities_are_known_without_a_request(stage: Stage) -> None:
     async with stage.play(Scene(), times=0) as performance:
         assert performance.provider.capabilities(stage.model).tools
-        assert performance.provider.api == stage.name
+        assert performance.provider.api == stage.api
         await performance.provider.aclose()  # and once more when the stage closes

@@ -16,11 +16,12 @@ from msgspec import Struct
 from providers.anthropic_messages import AnthropicMessages
 from providers.ollama import Ollama
 from providers.openai_chat import OpenAIChat
+from providers.openai_chat_endpoint import DEEPSEEK_CHAT, LITELLM_CHAT, OPENROUTER_CHAT
 from providers.openai_responses import OpenAIResponses
 from providers.rehearsal import Rehearsal
 from providers.types import Message, Provider, ProviderRequest, Stop, TextBlock, ToolSpec
 from tests.support import anthropic_script as anthropic
-from tests.support.model_server import Answer, ModelServer, json_answer, sse
+from tests.support.model_server import Answer, ModelServer, RecordedRequest, json_answer, sse
 
 Json = dict[str, Any]
 Break = Literal["none", "truncated", "overloaded", "silence"]
@@ -45,10 +46,16 @@ class Scene(Struct, frozen=True, kw_only=True):
 
 
 class Stage(Protocol):
-    """An adapter and its wire. `failures` are the error codes that it can be made to raise."""
+    """An adapter and its wire. `api` names the wire, `name` the stage.
+
+    `failures` are the error codes that it can be made to raise.
+    """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def api(self) -> str: ...
 
     @property
     def model(self) -> str: ...
@@ -76,11 +83,12 @@ class Stage(Protocol):
 
 
 class Performance(Struct, kw_only=True):
-    """A provider, the request to send to it, and the answers that were prepared on its wire."""
+    """A provider, the request to send to it, the answers prepared on its wire, and what it was asked."""
 
     provider: Provider
     request: ProviderRequest
     answers: list[Answer] = []
+    requests: list[RecordedRequest] = []
 
     async def until_the_connection_is_released(self) -> None:
         for answer in self.answers:
@@ -104,7 +112,7 @@ def request_for(model: str, text: str = "Go on.") -> ProviderRequest:
 
 
 class RehearsalStage:
-    name = "rehearsal"
+    name = api = "rehearsal"
     model = "fast"
     stops = frozenset({Stop.MAX_TOKENS, Stop.REFUSAL})
     counts_cache = True
@@ -156,6 +164,7 @@ class HttpStage:
     """A stage on a scripted server. Its subclasses write the frames of a scene and the errors."""
 
     name: str
+    api: str
     model: str
     errors: Mapping[str, Answer]
     stops = frozenset({Stop.MAX_TOKENS, Stop.REFUSAL})
@@ -214,14 +223,19 @@ class HttpStage:
             first = self.first_answers() if answers else []
             server.enqueue(*first, *answers)
             provider = self.provider(server.base_url)
-            yield Performance(provider=provider, request=request_for(self.model), answers=answers)
+            yield Performance(
+                provider=provider,
+                request=request_for(self.model),
+                answers=answers,
+                requests=server.requests,
+            )
             await provider.aclose()
             made = len(server.requests)
             assert made == len(first) + len(answers), "each stream is one request, without retries"
 
 
 class AnthropicStage(HttpStage):
-    name = "anthropic_messages"
+    name = api = "anthropic_messages"
     model = anthropic.MODEL
     errors: Mapping[str, Answer] = {
         code: json_answer(anthropic.api_error(kind, message), status=status, headers=headers)
@@ -304,7 +318,7 @@ OPENAI_ERRORS: Mapping[str, Answer] = {
 
 
 class ResponsesStage(HttpStage):
-    name = "openai_responses"
+    name = api = "openai_responses"
     model = "gpt-6.1-sol"
     errors = OPENAI_ERRORS
 
@@ -392,7 +406,7 @@ class ResponsesStage(HttpStage):
 
 
 class ChatStage(HttpStage):
-    name = "openai_chat"
+    name = api = "openai_chat"
     model = "some-model"
     errors = OPENAI_ERRORS
     _FINISHES: Mapping[Stop, str] = {
@@ -437,8 +451,46 @@ class ChatStage(HttpStage):
         return {"id": "c1", "object": "chat.completion.chunk", "model": "m1", "choices": [choice]}
 
 
+class DeepSeekStage(ChatStage):
+    name = "deepseek"
+    model = "deepseek-flash"
+
+    def provider(self, base_url: str) -> Provider:
+        return OpenAIChat(api_key=KEY, base_url=base_url, endpoint=DEEPSEEK_CHAT)
+
+
+class OpenRouterStage(ChatStage):
+    name = "openrouter"
+    model = "some/model"
+
+    def provider(self, base_url: str) -> Provider:
+        return OpenAIChat(api_key=KEY, base_url=base_url, endpoint=OPENROUTER_CHAT)
+
+    def frames(self, scene: Scene) -> list[str | Json]:
+        frames: list[str | Json] = [": OPENROUTER PROCESSING\n\n", *super().frames(scene)]
+        if scene.thinking:
+            detail = {"type": "reasoning.text", "index": 0, "text": scene.thinking, "signature": "b3Jz"}
+            frames.insert(3, self._chunk({"reasoning_details": [detail]}))
+        return frames
+
+
+class LiteLLMStage(ChatStage):
+    name = "litellm"
+    model = "ours"
+
+    def provider(self, base_url: str) -> Provider:
+        return OpenAIChat(api_key=KEY, base_url=base_url, endpoint=LITELLM_CHAT)
+
+    def frames(self, scene: Scene) -> list[str | Json]:
+        frames = super().frames(scene)
+        if scene.thinking:
+            block = {"type": "thinking", "thinking": scene.thinking, "signature": "bGl0"}
+            frames.insert(2, self._chunk({"thinking_blocks": [block]}))
+        return frames
+
+
 class OllamaStage(HttpStage):
-    name = "ollama"
+    name = api = "ollama"
     model = "qwen3:8b"
     stops = frozenset({Stop.MAX_TOKENS})
     counts_cache = False
@@ -467,7 +519,7 @@ class OllamaStage(HttpStage):
 
     def first_answers(self) -> list[Answer]:
         shown = {
-            "capabilities": ["completion", "tools", "thinking"],
+            "capabilities": ["completion", "tools", "thinking", "vision"],
             "model_info": {"general.architecture": "qwen3", "qwen3.context_length": 40960},
         }
         return [replace(json_answer(shown), end="chunked_end")]
@@ -503,5 +555,8 @@ STAGES: tuple[Stage, ...] = (
     AnthropicStage(),
     ResponsesStage(),
     ChatStage(),
+    DeepSeekStage(),
+    OpenRouterStage(),
+    LiteLLMStage(),
     OllamaStage(),
 )
