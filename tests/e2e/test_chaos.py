@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from agents.config import ClientTool
-from tests.support.chaos.acts import Act, Cancel, Interrupt, Say, Wait
+from agents.events import Delivery
+from tests.support.chaos.acts import Act, Cancel, Interrupt, RollBack, Say, Wait
 from tests.support.chaos.checks import settled
 from tests.support.chaos.faults import PointFault
 from tests.support.chaos.plan import Plan
@@ -30,15 +31,15 @@ ASKS = 'call: ask {"question": "Which?"}\n---\necho'
 def lively(number: int) -> tuple[tuple[Act, ...], ...]:
     """Sessions that pass every point that there is."""
 
-    def say(script: str) -> Say:
-        return Say(scripts=(f"# {number}\n{script}",))
+    def say(script: str, delivery: Delivery = "queue") -> Say:
+        return Say(scripts=(f"# {number}\n{script}",), delivery=delivery)
 
     return (
         (say(TURNS), say(TEXT)),
         (say(f"{TEXT}\n{CHARGE}\n{LOOK_UP}\n---\nsay: All is done."), say(ASKS)),
         (say(TWICE), say(TURNS)),
-        (say(ASKS), say(TEXT), Wait(for_s=0.1), Cancel()),
-        (say(TURNS), Wait(for_s=0.2), Interrupt(), say("say: Here I am.")),
+        (say(ASKS), say(TEXT, "steer"), Wait(for_s=0.1), Cancel()),
+        (say(TURNS), Wait(for_s=0.2), Interrupt(mode="after_turn"), say(TEXT, "interrupt"), RollBack()),
     )
 
 

@@ -6,13 +6,14 @@ To add one: a Struct with `perform`, and its place in `random_acts`.
 import asyncio
 import json
 import random
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 import httpx
 from msgspec import Struct
 
 from agents.config import ClientTool
+from agents.events import Delivery
 from tests.support.served_api import prompt
 from tests.support.visit import Visit
 
@@ -72,13 +73,17 @@ class Act(Protocol):
 
 
 class Say(Struct, frozen=True, kw_only=True, tag="say"):
-    """Prompts that are posted together."""
+    """Prompts that are posted together. `delivery`: what they do to a session that is busy."""
 
     scripts: tuple[str, ...]
+    delivery: Delivery = "queue"
 
     async def perform(self, desk: Desk) -> None:
         texts = [script.replace("SESSION", desk.session_id) for script in self.scripts]
-        answer = await desk.send(*(prompt(text) for text in texts))
+        answer = await desk.send(*({**prompt(text), "delivery": self.delivery} for text in texts))
+        if self.delivery == "reject" and answer.status_code == 409:
+            assert answer.json()["code"] == "session_busy", answer.text
+            return
         assert answer.status_code == 200, answer.text
         for event, text in zip(answer.json()["data"], texts, strict=True):
             assert event["content"][0]["text"] == text
@@ -93,8 +98,10 @@ class Wait(Struct, frozen=True, kw_only=True, tag="wait"):
 
 
 class Interrupt(Struct, frozen=True, kw_only=True, tag="interrupt"):
+    mode: Literal["now", "after_turn"] = "now"
+
     async def perform(self, desk: Desk) -> None:
-        answer = await desk.send({"type": "user.interrupt", "reason": "Enough."})
+        answer = await desk.send({"type": "user.interrupt", "mode": self.mode, "reason": "Enough."})
         assert answer.status_code == 200, answer.text
 
 
@@ -118,6 +125,15 @@ class Withdraw(Struct, frozen=True, kw_only=True, tag="withdraw"):
         answer = await desk.request("DELETE", f"/v1/sessions/{desk.session_id}/prompts/{prompt_id}")
         # A repetition of what has been done finds it gone.
         assert answer.status_code in {200, 409}, answer.text
+
+
+class RollBack(Struct, frozen=True, kw_only=True, tag="roll_back"):
+    """Takes the last run back, if none is open."""
+
+    async def perform(self, desk: Desk) -> None:
+        answer = await desk.request("POST", f"/v1/sessions/{desk.session_id}/rollback")
+        if answer.status_code != 200:
+            assert answer.json()["code"] in {"session_busy", "nothing_to_roll_back"}, answer.text
 
 
 # -- at random ------------------------------------------------------------------------------------------
@@ -169,11 +185,22 @@ def _ended(rng: random.Random) -> list[str]:
     )
 
 
+DELIVERIES: tuple[Delivery, ...] = ("queue", "steer", "interrupt", "reject")
+AFTERWARDS: tuple[tuple[Act, ...], ...] = (
+    (),
+    (Interrupt(),),
+    (Interrupt(mode="after_turn"),),
+    (Cancel(),),
+    (Withdraw(),),
+    (Wait(for_s=0.5), RollBack()),
+)
+
+
 def random_acts(rng: random.Random, mark: str) -> tuple[Act, ...]:
     acts: list[Act] = []
-    for turn in range(rng.choice((1, 1, 2))):
+    for turn in range(rng.choice((1, 2, 2, 3))):
         scripts = tuple(random_script(rng, f"{mark}.{turn}.{at}") for at in range(rng.choice((1, 1, 1, 2))))
-        acts.append(Say(scripts=scripts))
+        acts.append(Say(scripts=scripts, delivery=rng.choices(DELIVERIES, weights=(6, 3, 1, 1))[0]))
         acts.append(Wait(for_s=round(rng.choice((0.0, 0.0, rng.uniform(0, 0.5))), 3)))
-        acts += rng.choices(((), (Interrupt(),), (Cancel(),), (Withdraw(),)), weights=(8, 1, 1, 1))[0]
+        acts += rng.choices(AFTERWARDS, weights=(8, 1, 1, 1, 1, 1))[0]
     return tuple(acts)

@@ -94,6 +94,7 @@ class Evidence:
         self.calls: list[Any] = []
         self.ledger: list[Any] = []
         self.messages: list[Message] = []
+        self.seen: list[Message] = []  # by the model: without what was rolled back
 
     async def problems(self) -> list[str]:
         """What was broken; empty when all is well."""
@@ -141,6 +142,11 @@ class Evidence:
                     ("messages", "position"),
                 )
             ]
+        self.seen = [
+            Message(role=row["role"], blocks=_blocks.decode(row["blocks"]))
+            for row in messages
+            if row["rolled_back_at"] is None
+        ]
         self.messages = [Message(role=row["role"], blocks=_blocks.decode(row["blocks"])) for row in messages]
 
     # -- promise 1: what was acknowledged is stored, and run or withdrawn -------------------------------
@@ -194,8 +200,8 @@ class Evidence:
     # -- promise 2: the transcript is valid for every provider ------------------------------------------
 
     def _transcript_problems(self) -> list[str]:
-        found = refusals(self.messages, TOOL_NAMES)
-        if repaired(self.messages) != tuple(self.messages):
+        found = refusals(self.seen, TOOL_NAMES)
+        if repaired(self.seen) != tuple(self.seen):
             found.append("the stored transcript needs repair")
         return found
 
