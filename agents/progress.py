@@ -135,6 +135,10 @@ class Progress:
         """See `Inbox.may_start`."""
         return await self._inbox.may_start()
 
+    async def until_live(self) -> None:
+        """See `Inbox.until_live`."""
+        await self._inbox.until_live()
+
     @property
     def expects_answer(self) -> bool:
         """True when the model has something to answer: new prompts, or a transcript that ends on its turn."""

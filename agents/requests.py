@@ -159,6 +159,7 @@ class ModelRequests:
         """Raises: ProviderError."""
         provider, sink = self._target.provider, self._progress.sink
         request = await self._request()
+        await self._progress.until_live()
         sink.preview(PreviewStart(event_id=exchange.id, kind="model.status"))
         sink.preview(_status(exchange, "requested"))
         exchange.left()

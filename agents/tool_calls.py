@@ -99,7 +99,7 @@ class ToolCalls:
         await self._progress.commit(write)
 
     async def _go_on(self) -> None:
-        self._begin_owned()
+        await self._begin_owned()
         if self._executions:
             await self._wait_for_one()
             await self._store()
@@ -108,17 +108,23 @@ class ToolCalls:
         else:
             await self._wait_for_client()
 
-    def _begin_owned(self) -> None:
-        for call in self._progress.calls:
-            if call.state == "running" and call.id in self._owned and call.id not in self._executions:
-                tool = self._toolbox.find(call.name)
-                timeout_s = math.inf if tool is None or tool.timeout_s is None else tool.timeout_s
-                self._executions[call.id] = _Execution(
-                    name=call.name,
-                    task=asyncio.create_task(_execute(tool, call, self._context(call))),
-                    timeout_s=timeout_s,
-                    due_s=asyncio.get_running_loop().time() + timeout_s,
-                )
+    async def _begin_owned(self) -> None:
+        due = [
+            call
+            for call in self._progress.calls
+            if call.state == "running" and call.id in self._owned and call.id not in self._executions
+        ]
+        if due:
+            await self._progress.until_live()
+        for call in due:
+            tool = self._toolbox.find(call.name)
+            timeout_s = math.inf if tool is None or tool.timeout_s is None else tool.timeout_s
+            self._executions[call.id] = _Execution(
+                name=call.name,
+                task=asyncio.create_task(_execute(tool, call, self._context(call))),
+                timeout_s=timeout_s,
+                due_s=asyncio.get_running_loop().time() + timeout_s,
+            )
 
     async def _wait_for_one(self) -> None:
         """Returns when a call has finished, or has been ended because its time is over."""

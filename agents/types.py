@@ -235,6 +235,14 @@ class Inbox(Protocol):
         """
         ...
 
+    async def until_live(self) -> None:
+        """Returns when the lease is not in doubt: at once, unless this process has stood still.
+
+        Before each tool and request that a commit has started, since others may have taken the run over.
+        Then the task that waits is cancelled.
+        """
+        ...
+
 
 class Clock(Protocol):
     """Time, passed in."""

@@ -163,6 +163,9 @@ class HoldInbox:
                 return
 
     async def may_start(self) -> bool:
+        await self.until_live()
+        return not self._is_draining()
+
+    async def until_live(self) -> None:
         # A worker past its deadline starts nothing. It may be renewed late; if not, this task is cancelled.
         await self._wait_for_lease()
-        return not self._is_draining()

@@ -164,8 +164,6 @@ class Lease:
                 _log.warning("the lease could not be renewed: %s", error)
             return False
         self._next_warning_s = 0.0
-        # Counted from before the request, so that this process never believes in it for longer than others.
-        self._valid_until_s = began_s + self.lease_s
         answered_s = time.monotonic()
         if self._reachable_since_s is None or answered_s - self._answered_s > self.lease_s * 2 / 3:
             self._reachable_since_s = answered_s
@@ -180,8 +178,12 @@ class Lease:
         return True
 
     def _tell(self, renewal: Renewal) -> None:
-        self._renewed.set()
+        """The lease is live again only once the runs are dropped that were lost while it was not."""
         self._on_renewed(renewal)
+        if not self._stopping.is_set():
+            # From before the request, so that this process never believes in it for longer than others.
+            self._valid_until_s = renewal.began_s + self.lease_s
+        self._renewed.set()
 
     async def _end(self, database: Database) -> None:
         self._valid_until_s = 0.0

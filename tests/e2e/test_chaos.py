@@ -19,7 +19,8 @@ from tests.support.chaos.stage import Stage, on_stage
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.visit import of_type, visiting
 
-HARSH = ("kill", "zombie", "term")
+HARSH = {"commit.answer.before": "kill", "commit.answer.after": "zombie", "commit.tool_result.inside": "term"}
+ROUNDS = len(HARSH)  # each has one of these
 CHARGE = 'call: charge {"name": "SESSION", "for_s": 0.1}'
 LOOK_UP = 'call: look_up {"name": "SESSION", "for_s": 0.1}'
 TEXT = "pace: 5\nthink: Let me see.\nlong: 20"
@@ -45,13 +46,11 @@ def lively(number: int) -> tuple[tuple[Act, ...], ...]:
 
 def fixed_plans() -> list[Plan]:
     """A fault at each point. One of each round takes its process away: others have to carry on."""
-    faults: list[list[PointFault]] = [[] for _ in HARSH]
+    faults: list[list[PointFault]] = [[] for _ in range(ROUNDS)]
     for at, point in enumerate((*WORKER_POINTS, *API_POINTS)):
         # Neighbours go to different rounds.
-        number, place = at % len(HARSH), at // len(HARSH)
-        mild = "lose" if point.endswith(".inside") else ("cut", "jump", "flush")[place % 3]
-        strike = HARSH[number] if place == number + 1 else mild
-        faults[number].append(PointFault(point=point, strike=strike))
+        mild = "lose" if point.endswith(".inside") else ("cut", "jump", "flush")[at // ROUNDS % 3]
+        faults[at % ROUNDS].append(PointFault(point=point, strike=HARSH.get(point, mild)))
     return [
         Plan(seed=number, sessions=lively(number), faults=tuple(found)) for number, found in enumerate(faults)
     ]

@@ -437,6 +437,9 @@ class MemoryHold:
         self.heard_cancel = asyncio.Event()
         self.killed = asyncio.Event()
         self.is_draining = False
+        self.is_live = asyncio.Event()  # what the lease is
+        self.is_live.set()
+        self.waits_for_lease = asyncio.Event()
         self._epoch = session.epoch
         self._commit_no = session.commit_no
         self._actions: dict[tuple[Moment, int], list[Callable[[], object]]] = defaultdict(list)
@@ -485,6 +488,11 @@ class MemoryHold:
     async def may_start(self) -> bool:
         await asyncio.sleep(0)
         return not self.is_draining
+
+    async def until_live(self) -> None:
+        if not self.is_live.is_set():
+            self.waits_for_lease.set()
+        await self.is_live.wait()
 
     async def _pass(self, moment: Moment) -> None:
         self._count(moment)

@@ -9,7 +9,7 @@ import pytest
 
 from agents.errors import HoldLost
 from providers.types import JsonObject
-from tests.support.loop_driver import agent, check, client_tool, work, work_to_the_end
+from tests.support.loop_driver import WAIT_S, agent, check, client_tool, work, work_to_the_end
 from tests.support.memory_hold import MemoryHold, MemorySession, Moment
 from tools.registry import ToolRegistry
 from tools.types import Tool, ToolContext, ToolResult, text_result
@@ -241,4 +241,34 @@ async def test_a_hold_that_was_put_off_writes_nothing_more() -> None:
         await work(session, tools=tools.registry, prepare=put_off)
     assert session.event_types()[-1] == "session.status_rescheduled"
     await work_to_the_end(session, tools=tools.registry)
+    check(session)
+
+
+@pytest.mark.parametrize("commit", [1, 2])
+async def test_nothing_begins_while_the_lease_is_in_doubt_after_the_commit_that_began_it(commit: int) -> None:
+    """A process that stands still in between may have lost the run to another, which is done with it."""
+    session = MemorySession(agent("look"))
+    session.post("call: look\n---\nsay: Seen.")
+    begun: list[str] = []
+    claimed: asyncio.Future[MemoryHold] = asyncio.get_running_loop().create_future()
+
+    async def look(_: JsonObject, __: ToolContext) -> ToolResult:
+        begun.append("look")
+        return text_result("seen")
+
+    def prepare(hold: MemoryHold) -> None:
+        hold.at("after_commit", commit, hold.is_live.clear)
+        claimed.set_result(hold)
+
+    tools = ToolRegistry()
+    tools.register(Tool(name="look", description="Looks.", input_schema={"type": "object"}, execute=look))
+    working = asyncio.create_task(work(session, tools=tools, prepare=prepare))
+    async with asyncio.timeout(WAIT_S):
+        hold = await claimed
+        await hold.waits_for_lease.wait()
+    assert begun == []
+    assert hold.previews == [] or commit == 2
+    hold.is_live.set()
+    await working
+    assert begun == ["look"]
     check(session)
