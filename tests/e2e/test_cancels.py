@@ -2,8 +2,12 @@
 
 from typing import Any
 
+from agents.config import ClientTool
 from tests.support.fleet import Fleet
+from tests.support.served_api import prompt
 from tests.support.visit import Visit, of_type, said, visiting
+
+ASK = ClientTool(name="ask", description="Asks the user.", input_schema={"type": "object"})
 
 
 async def cancel(visit: Visit, session_id: str) -> Any:
@@ -74,3 +78,45 @@ async def test_a_cancel_of_a_run_that_is_queued_closes_it_in_the_answer(fleet: F
         assert not of_type(events, "span.model_request_start")
         visit.release(first)
         assert said(await visit.checked(first)) == [f"{first} is done."]
+
+
+async def waits_for_a_silent_provider(visit: Visit) -> str:
+    session_id = await visit.session()
+    await visit.at("api 1").say(session_id, "hang")
+    await visit.until_logged(session_id, "span.model_request_start")
+    return session_id
+
+
+async def waits_for_a_retry(visit: Visit) -> str:
+    session_id = await visit.session()
+    await visit.at("api 1").say(session_id, "retry_after: 25\nfail: provider_overloaded")
+    await visit.until_logged(session_id, "session.error")
+    return session_id
+
+
+async def waits_for_the_client(visit: Visit) -> str:
+    session_id = await visit.session(ASK)
+    await visit.at("api 1").say(session_id, "call: ask {}")
+    await visit.until_logged(session_id, "session.status_idle")
+    return session_id
+
+
+async def test_a_cancel_ends_whatever_a_run_waits_for(visit: Visit) -> None:
+    for begin in (waits_for_a_silent_provider, waits_for_a_retry, waits_for_the_client):
+        session_id = await begin(visit)
+        visit.follow_both(session_id)
+        await cancel(visit, session_id)
+        assert_cancelled(await visit.checked(session_id))
+
+
+async def test_an_interrupting_prompt_ends_whatever_a_run_waits_for_and_is_next(visit: Visit) -> None:
+    for begin in (waits_for_a_silent_provider, waits_for_a_retry, waits_for_the_client):
+        session_id = await begin(visit)
+        visit.follow_both(session_id, runs=2)
+        body = {"events": [prompt("say: Instead.") | {"delivery": "interrupt"}]}
+        await visit.at("api 2").post(f"/v1/sessions/{session_id}/events", body)
+        events = await visit.checked(session_id, runs=2)
+        stops = [event["stop_reason"]["type"] for event in of_type(events, "session.status_idle")]
+        assert stops[-2:] == ["cancelled", "end_turn"]
+        assert len(of_type(events, "span.model_request_start")) == 2
+        assert said(events) == ["Instead."]

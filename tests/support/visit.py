@@ -115,6 +115,14 @@ class Visit:
                 found += page
         return found
 
+    async def until_logged(self, session_id: str, kind: str) -> None:
+        """Returns when the log has an event of this type."""
+
+        async def is_there() -> bool:
+            return any(event.type == kind for event in await self.log(session_id))
+
+        await eventually(is_there, f"{kind} in the log")
+
     async def gate(self, session_id: str, kind: str) -> "Gate":
         """Holds the next commits that contain an event of this type, in their middle, until it is opened."""
         connection = await asyncpg.connect(self.fleet.database_url)
