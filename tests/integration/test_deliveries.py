@@ -17,7 +17,7 @@ from db.errors import Conflict
 from db.holds import Claim
 from db.ids import to_uuid
 from db.steps import store_step
-from db.sweeping import sweep_session
+from db.sweeping import stale_sessions, sweep_session
 from providers.types import Message, TextBlock
 from tests.support.held_sessions import (
     Writer,
@@ -35,9 +35,13 @@ from tests.support.held_sessions import (
     prompts_of,
     snapshot_of,
     states_of,
+    steady_worker,
     take,
     types_of,
 )
+
+AFTER_TURN: CancelMode = "after_turn"
+NOW: CancelMode = "now"
 
 
 @pytest.fixture
@@ -345,8 +349,7 @@ async def test_prompts_to_a_waiting_session_stay_pending_until_it_is_answered(da
 async def test_stop_after_the_turn_is_a_flag_that_a_stop_now_outdoes(database: Database) -> None:
     _, claimed, _ = await started(database)
     modes = []
-    asked: tuple[CancelMode, ...] = ("after_turn", "now", "after_turn")
-    for mode in asked:
+    for mode in (AFTER_TURN, NOW, AFTER_TURN):
         await cancel(database, claimed.hold.run_id, mode)
         view = (await snapshot_of(database, claimed.hold)).inbox
         assert view.cancel is not None
@@ -388,7 +391,10 @@ async def test_turn_that_is_lost_with_its_worker_is_not_begun_again_after_a_stop
 
 async def test_stop_after_the_turn_is_not_forced_however_long_the_turn_takes(database: Database) -> None:
     session, claimed, _ = await started(database)
-    await cancel(database, claimed.hold.run_id, "after_turn")
-    await fetch(database, "UPDATE runs SET cancel_requested_at = clock_timestamp() - interval '1 h'")
-    async with database.transaction() as tx:
-        assert await sweep_session(tx, to_uuid(session)) is None
+    sweeper = await steady_worker(database)
+    for mode, found in (AFTER_TURN, []), (NOW, [to_uuid(session)]):
+        await cancel(database, claimed.hold.run_id, mode)
+        await fetch(database, "UPDATE runs SET cancel_requested_at = clock_timestamp() - interval '1 h'")
+        async with database.transaction() as tx:
+            assert await stale_sessions(tx, worker_id=sweeper) == found
+            assert (await sweep_session(tx, to_uuid(session)) is not None) == bool(found)

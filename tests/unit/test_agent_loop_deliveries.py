@@ -434,6 +434,19 @@ async def test_two_interrupting_prompts_are_the_next_run_together() -> None:
     assert [len(run.prompt_ids) for run in session.runs] == [1, 2, 1]
 
 
+async def test_an_interrupting_prompt_goes_before_steering_that_was_there_first() -> None:
+    session = MemorySession(agent(client_tool("ask")))
+    session.post("go")
+    await work(session, model=ScriptedModel(calls("ask")))
+    steer(session)
+    interrupt(session)
+    await work_to_the_end(session, model=ScriptedModel(text("yes")))
+    settled(session)
+    assert users(session) == ["go", "no", "left"]
+    assert run_of(session, session.runs[1].prompt_ids[0]) == 1
+    assert len(session.runs) == 2
+
+
 # -- stopping after the turn ----------------------------------------------------------------------------
 
 
