@@ -11,6 +11,7 @@ ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\s\x00
 MAX_TOOLS = 256
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_FALLBACK_MODELS = 4
+LONGEST_WAIT_S = 31_536_000  # a year
 
 
 class ModelChoice(Struct, frozen=True, kw_only=True):
@@ -59,6 +60,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     """One version of an agent.
 
     `max_turns` bounds the model requests of one run; `time_limit_s` bounds a run's working time.
+    `wait_timeout_s` bounds each time that a run waits for the client; null: it waits for ever.
     `tool_execution` `sequential` runs the calls of a turn one after the other. The queue modes say whether
     pending prompts are taken up `one_at_a_time` (with those of the same POST) or `all` together.
     `fallback_models` are asked, in order, when the model before has failed for good. `output_schema` is a
@@ -73,6 +75,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     metadata: JsonObject = {}
     max_turns: Annotated[int, Meta(ge=1, le=1000)] = 20
     time_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
+    wait_timeout_s: Annotated[float, Meta(gt=0, le=LONGEST_WAIT_S)] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     tool_execution: Literal["parallel", "sequential"] = "parallel"
     steering_mode: QueueMode = "one_at_a_time"

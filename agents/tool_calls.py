@@ -178,7 +178,7 @@ class ToolCalls:
             waiting = tuple(call.id for call in self._progress.calls if call.state == "open")
             if waiting:
                 draft.event(StatusIdle, stop_reason=StopReason(type="requires_action", event_ids=waiting))
-                draft.ending = WaitForClient()
+                draft.ending = WaitForClient(timeout_s=self._progress.agent.wait_timeout_s)
 
         await self._progress.decide(write)
 

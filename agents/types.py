@@ -147,7 +147,9 @@ class CloseRun(Struct, frozen=True, kw_only=True):
 
 
 class WaitForClient(Struct, frozen=True, kw_only=True):
-    """The run gives up its worker until the client has answered."""
+    """The run gives up its worker until the client has answered, or for `timeout_s`. None: for ever."""
+
+    timeout_s: float | None = None
 
 
 class RequeueRun(Struct, frozen=True, kw_only=True):

@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from uuid import UUID
 
 from app.lease import Lease
 from app.queue import WakeUps
 from app.streaming.publisher import Publisher
 from app.supervisor import Supervisor, announce_swept
-from db.engine import Database
+from db.engine import Database, Transaction
 from db.errors import DatabaseError
 from db.idempotency import delete_expired
 from db.ids import public
-from db.sweeping import forget_workers, stale_sessions, sweep_session
+from db.sweeping import Swept, end_wait, forget_workers, overdue_waits, stale_sessions, sweep_session
 
 SWEEP_S = 1.0
 
@@ -28,7 +30,7 @@ async def sweep_for_ever(
     wake_ups: WakeUps,
     idempotency_hours: int,
 ) -> None:
-    """Takes up queued runs that no wake-up reached, and sweeps the runs of workers that are gone.
+    """Takes up queued runs that no wake-up reached, ends waits, and sweeps the runs of workers that are gone.
 
     Others are called dead only after the database has answered for a whole lease: after an outage all leases
     have run out, and their workers must have had the time to renew them. This process looks at its own
@@ -37,6 +39,7 @@ async def sweep_for_ever(
     while True:
         try:
             await supervisor.take_all()
+            await _end_waits(database, publisher, wake_ups)
             if lease.has_seen_a_lease:
                 await _sweep(database, worker_id, lease.lease_s, publisher, wake_ups)
                 await _tidy(database, idempotency_hours)
@@ -50,21 +53,39 @@ async def _sweep(
 ) -> None:
     async with database.transaction() as tx:
         stale = await stale_sessions(tx, worker_id=worker_id, lease_s=lease_s)
-    for session_id in stale:
+    async for swept in _swept(database, stale, sweep_session):
+        _log.warning(
+            "took back a run from a worker that is gone or does not heed a cancel",
+            extra={"session_id": swept.session_id, "is_queued": swept.is_queued},
+        )
+        await announce_swept(swept, publisher=publisher, wake_ups=wake_ups)
+
+
+async def _end_waits(database: Database, publisher: Publisher, wake_ups: WakeUps) -> None:
+    async with database.transaction() as tx:
+        overdue = await overdue_waits(tx)
+    async for swept in _swept(database, overdue, end_wait):
+        _log.info("closed a run that nobody answered in time", extra={"session_id": swept.session_id})
+        await announce_swept(swept, publisher=publisher, wake_ups=wake_ups)
+
+
+async def _swept(
+    database: Database,
+    session_ids: Iterable[UUID],
+    sweep: Callable[[Transaction, UUID], Awaitable[Swept | None]],
+) -> AsyncIterator[Swept]:
+    """What `sweep` has done to each of the sessions, in a transaction of its own."""
+    for session_id in session_ids:
         try:
             async with database.transaction() as tx:
-                swept = await sweep_session(tx, session_id)
+                swept = await sweep(tx, session_id)
         except DatabaseError:
             raise
         except Exception:  # noqa: BLE001 - one run that cannot be read must not keep the others waiting
             _log.exception("a run could not be swept", extra={"session_id": public("sess", session_id)})
             continue
         if swept is not None:
-            _log.warning(
-                "took back a run from a worker that is gone or does not heed a cancel",
-                extra={"session_id": swept.session_id, "is_queued": swept.is_queued},
-            )
-        await announce_swept(swept, publisher=publisher, wake_ups=wake_ups)
+            yield swept
 
 
 async def _tidy(database: Database, idempotency_hours: int) -> None:

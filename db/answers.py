@@ -162,7 +162,8 @@ async def _after_answer(tx: Transaction, locked: LockedSession, admission: Admis
         await append(tx, locked, draft, admission)
         return
     await tx.execute(
-        "UPDATE runs SET state = 'queued', queued_at = clock_timestamp() WHERE id = $1", locked.run_id
+        "UPDATE runs SET state = 'queued', queued_at = clock_timestamp(), wait_until = NULL WHERE id = $1",
+        locked.run_id,
     )
     admission.wake = True
 

@@ -25,8 +25,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """The handling of one batch of prompts.
 
     `stop_reason` is set when the run is closed, and says `requires_action` with the ids of the tool uses that
-    the client must answer while it waits for them. `after_seq` is the log position before its first event.
-    `turns` counts model requests, without retries.
+    the client must answer while it waits for them, until `wait_until` (None: for ever). `after_seq` is the
+    log position before its first event. `turns` counts model requests, without retries.
     """
 
     id: str
@@ -40,6 +40,7 @@ class Run(Struct, frozen=True, kw_only=True):
     cancel_mode: CancelMode | None
     queued_at: datetime
     started_at: datetime | None
+    wait_until: datetime | None
     closed_at: datetime | None
 
     @property
@@ -236,5 +237,6 @@ def _run(row: Record) -> Run:
         cancel_mode=row["cancel_mode"],
         queued_at=row["queued_at"],
         started_at=row["started_at"],
+        wait_until=row["wait_until"],
         closed_at=row["closed_at"],
     )

@@ -53,6 +53,7 @@ class Session(Struct, frozen=True, kw_only=True):
     agent_version: int
     agent: AgentConfig
     status: SessionStatus
+    waits_for: tuple[str, ...]
     title: str | None
     end_user_id: str | None
     environment_id: str | None
@@ -104,6 +105,10 @@ _STATUS = """
 
 _SELECT = f"""
     SELECT s.*, v.config, {_STATUS} AS status,
+        CASE WHEN r.state = 'waiting' THEN (
+            SELECT array_agg(c.id ORDER BY c.position, c.index) FROM tool_calls c
+            WHERE c.run_id = r.id AND c.state = 'open' AND c.child_run_id IS NULL
+        ) END AS waits_for,
         extract(epoch FROM coalesce(s.archived_at, clock_timestamp()) - s.created_at)::float8 AS duration_s,
         coalesce((
             SELECT sum(extract(epoch FROM coalesce(t.closed_at, clock_timestamp()) - t.started_at))
@@ -361,6 +366,7 @@ def _session(row: Record) -> Session:
         agent_version=row["agent_version"],
         agent=effective_agent(row["config"], row["agent_overrides"]),
         status=row["status"],
+        waits_for=tuple(public("evt", call) for call in row["waits_for"] or ()),
         title=row["title"],
         end_user_id=row["end_user_id"],
         environment_id=row["environment_id"],

@@ -276,6 +276,7 @@ def _add_run(parts: Parts, fence: Fence, step: Step) -> None:
         UPDATE runs SET state = {}, turns = coalesce({}, turns),
             worker_id = CASE WHEN {} THEN worker_id END,
             deadline_at = CASE WHEN {} THEN NULL ELSE deadline_at END,
+            wait_until = clock_timestamp() + make_interval(secs => {}),
             takeovers = takeovers + {},
             takeovers_since_progress = CASE WHEN {} THEN 0 ELSE takeovers_since_progress + {} END
         FROM fence WHERE id = {}
@@ -284,6 +285,7 @@ def _add_run(parts: Parts, fence: Fence, step: Step) -> None:
         step.turns,
         state == "running",
         state == "waiting",
+        step.ending.timeout_s if isinstance(step.ending, WaitForClient) else None,
         int(takeover),
         progressed,
         int(takeover),
@@ -301,8 +303,8 @@ def _add_close(parts: Parts, fence: Fence, step: Step, ending: CloseRun) -> None
     parts.add(
         "closed_run",
         """
-        UPDATE runs SET state = 'closed', turns = coalesce({}, turns), worker_id = NULL, stop_reason = {},
-            closed_at = clock_timestamp()
+        UPDATE runs SET state = 'closed', turns = coalesce({}, turns), worker_id = NULL, wait_until = NULL,
+            stop_reason = {}, closed_at = clock_timestamp()
         FROM fence WHERE id = {} RETURNING runs.id
         """,
         step.turns,

@@ -1,4 +1,4 @@
-"""Taking runs from workers that are gone, and closing those that do not heed a cancel.
+"""Taking runs from workers that are gone, closing those that do not heed a cancel or wait for too long.
 
 Promise 9 rests on this: no run stays running with nobody working on it for longer than a lease plus a sweep.
 """
@@ -8,7 +8,15 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from agents.closing import OpenWork, abandon_request, close, draft_of, requeue_step, stops_here
+from agents.closing import (
+    OpenWork,
+    abandon_request,
+    close,
+    close_step,
+    draft_of,
+    requeue_step,
+    stops_here,
+)
 from agents.events import ErrorDetail, RetryStatus, SessionError, StopReason
 from agents.log import LoggedEvent
 from agents.types import RequeueRun, Step
@@ -24,7 +32,9 @@ CANCEL_GRACE_S = 2.0
 BATCH = 100
 FORGET_WORKERS_AFTER_S = 3600.0
 SWEEP_LOCK = 4_711_043  # any number; the same in all releases, so that sweepers do not repeat each other
+WAITS_LOCK = 4_711_044
 
+UNANSWERED = "Nobody answered within the time that the run may wait."
 _POISONED = "Each worker that took up this run was lost while it worked on it, so it is not tried again."
 
 
@@ -77,6 +87,32 @@ async def sweep_session(tx: Transaction, session_id: UUID) -> Swept | None:
         return None
     work = await load_work(tx, locked)
     return await _store(tx, locked, work, _decide(locked, work, takeover=True))
+
+
+async def overdue_waits(tx: Transaction) -> list[UUID]:
+    """Sessions whose run has waited for the client for too long; empty while another sweeper looks."""
+    if not await tx.fetchval("SELECT pg_try_advisory_xact_lock($1)", WAITS_LOCK):
+        return []
+    rows = await tx.fetch(
+        """
+        SELECT session_id FROM runs WHERE state = 'waiting' AND wait_until <= clock_timestamp()
+        ORDER BY wait_until LIMIT $1
+        """,
+        BATCH,
+    )
+    return [row["session_id"] for row in rows]
+
+
+async def end_wait(tx: Transaction, session_id: UUID) -> Swept | None:
+    """Closes the session's run with its calls unanswered; None when it does not wait (any more)."""
+    locked = await find_locked(tx, session_id, skip_locked=True)
+    if locked is None or locked.run_state != "waiting":
+        return None
+    if locked.wait_until is None or locked.wait_until > locked.now:
+        return None  # it was answered, and waits again
+    work = await load_work(tx, locked)
+    stop = StopReason(type="timed_out", code="not_answered", message=UNANSWERED)
+    return await _store(tx, locked, work, close_step(work, stop, locked.now))
 
 
 async def hand_over(

@@ -181,6 +181,8 @@ runs = sa.Table(
     _moment("queued_at", nullable=False),
     _moment("started_at"),
     _moment("deadline_at"),
+    # When a run that waits for the client is closed without an answer; null: never.
+    _moment("wait_until"),
     _moment("closed_at"),
     sa.Index("uq_runs_open", "session_id", unique=True, postgresql_where=sa.text("state <> 'closed'")),
     sa.Index("ix_runs_session_id", "session_id", "queued_at", "id"),
@@ -188,6 +190,7 @@ runs = sa.Table(
     sa.Index("ix_runs_started", "tenant_id", "started_at"),
     sa.Index("ix_runs_queued", "tenant_id", "queued_at", "id", postgresql_where=sa.text("state = 'queued'")),
     sa.Index("ix_runs_running", "worker_id", postgresql_where=sa.text("state = 'running'")),
+    sa.Index("ix_runs_wait_until", "wait_until", postgresql_where=sa.text("state = 'waiting'")),
     sa.Index("ix_runs_running_tenant", "tenant_id", postgresql_where=sa.text("state = 'running'")),
     # How many of a key's runs are worked on, for keys with a cap.
     sa.Index("ix_runs_running_key", "api_key_id", postgresql_where=sa.text("state = 'running'")),

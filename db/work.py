@@ -43,6 +43,7 @@ class LockedSession(Struct, frozen=True, kw_only=True):
     cancel_requested_at: datetime | None = None
     cancel_mode: CancelMode | None = None
     cancel_reason: str | None = None
+    wait_until: datetime | None = None
 
 
 _RUN_COLUMNS = """
@@ -50,7 +51,7 @@ _RUN_COLUMNS = """
     coalesce(runs.takeovers, 0) AS run_takeovers,
     coalesce(runs.takeovers_since_progress, 0) AS run_takeovers_since_progress,
     runs.worker_id AS run_worker_id, runs.cancel_requested_at, runs.cancel_mode, runs.cancel_reason,
-    clock_timestamp() AS now
+    runs.wait_until, clock_timestamp() AS now
 """
 
 # The lock is on the newest version of the session's row, the run is as the statement's snapshot has it. They

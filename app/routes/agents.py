@@ -11,6 +11,7 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agents.config import (
+    LONGEST_WAIT_S,
     MAX_FALLBACK_MODELS,
     AgentConfig,
     AgentTool,
@@ -53,6 +54,10 @@ MOST_TURNS = 1000
 LONGEST_RUN_S = 86_400.0
 MaxTurns = Annotated[int, Meta(ge=1, le=MOST_TURNS, description="Model requests of one run at most.")]
 TimeLimit = Annotated[float, Meta(gt=0, le=LONGEST_RUN_S, description="Working time of one run.")]
+WaitTimeout = Annotated[
+    float,
+    Meta(gt=0, le=LONGEST_WAIT_S, description="How long a run waits for you; null: for ever."),
+]
 MaxOutput = Annotated[int, Meta(ge=1, le=1_000_000, description="Tokens of one answer at most.")]
 FallbackModels = Annotated[
     list[ModelName],
@@ -78,6 +83,7 @@ class AgentCreate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     metadata: Metadata | None = None
     max_turns: MaxTurns | None = None
     time_limit_s: TimeLimit | None = None
+    wait_timeout_s: WaitTimeout | None = None
     max_output_tokens: MaxOutput | None = None
     tool_execution: Execution | None = None
     steering_mode: QueueMode | None = None
@@ -105,6 +111,7 @@ class AgentUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     metadata: MetadataPatch | UnsetType | None = UNSET
     max_turns: MaxTurns | UnsetType | None = UNSET
     time_limit_s: TimeLimit | UnsetType | None = UNSET
+    wait_timeout_s: WaitTimeout | UnsetType | None = UNSET
     max_output_tokens: MaxOutput | UnsetType | None = UNSET
     tool_execution: Execution | UnsetType | None = UNSET
     steering_mode: QueueMode | UnsetType | None = UNSET
@@ -158,6 +165,7 @@ class AgentView(Struct, frozen=True, kw_only=True):
     execution_identity: ServiceAccount
     max_turns: int
     time_limit_s: float
+    wait_timeout_s: float | None
     max_output_tokens: int | None
     tool_execution: Execution
     steering_mode: QueueMode
@@ -194,6 +202,7 @@ def view_agent(agent: Agent) -> AgentView:
         execution_identity=ServiceAccount(),
         max_turns=config.max_turns,
         time_limit_s=config.time_limit_s,
+        wait_timeout_s=config.wait_timeout_s,
         max_output_tokens=config.max_output_tokens,
         tool_execution=config.tool_execution,
         steering_mode=config.steering_mode,
@@ -351,6 +360,7 @@ def _plain_fields(given: AgentCreate | AgentUpdate) -> dict[str, Any]:
         "system",
         "max_turns",
         "time_limit_s",
+        "wait_timeout_s",
         "max_output_tokens",
         "tool_execution",
         "steering_mode",

@@ -66,6 +66,10 @@ class RunView(Struct, frozen=True, kw_only=True):
     cancel_mode: CancelMode | None
     queued_at: datetime
     started_at: datetime | None
+    wait_until: Annotated[
+        datetime | None,
+        Meta(description="When it is closed unless you answer; null: it does not wait, or for ever."),
+    ]
     closed_at: datetime | None
     result: RunResultView | None = None
 
@@ -161,6 +165,7 @@ def view_run(run: Run, result: RunResult | None = None) -> RunView:
         cancel_mode=run.cancel_mode,
         queued_at=run.queued_at,
         started_at=run.started_at,
+        wait_until=run.wait_until,
         closed_at=run.closed_at,
         result=None if result is None else view_result(result),
     )

@@ -29,6 +29,7 @@ class SessionAgentView(Struct, frozen=True, kw_only=True):
     execution_identity: ServiceAccount
     max_turns: int
     time_limit_s: float
+    wait_timeout_s: float | None
     max_output_tokens: int | None
     tool_execution: Literal["parallel", "sequential"]
     steering_mode: QueueMode
@@ -62,7 +63,8 @@ class SessionView(Struct, frozen=True, kw_only=True):
     """A session as it stands.
 
     `status`: `running` while a run is queued or worked on, `idle` when it is your turn, `rescheduling` when
-    the run waits for another worker, `terminated` when it is archived. `last_seq` is the end of its log.
+    the run waits for another worker, `terminated` when it is archived. `waits_for` are the event ids
+    of the tool uses that you must answer. `last_seq` is the end of its log.
     """
 
     id: str
@@ -73,6 +75,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
     end_user_id: str | None
     metadata: dict[str, str]
     status: SessionStatus
+    waits_for: tuple[str, ...]
     stats: SessionStatsView
     usage: SessionUsageTotals
     last_seq: int
@@ -96,6 +99,7 @@ def view_session(session: Session) -> SessionView:
         end_user_id=session.end_user_id,
         metadata=session.metadata,
         status=session.status,
+        waits_for=session.waits_for,
         stats=SessionStatsView(active_seconds=session.active_s, duration_seconds=session.duration_s),
         usage=SessionUsageTotals(
             input_tokens=total.cache_miss_tokens,
@@ -130,6 +134,7 @@ def _view_agent(session: Session) -> SessionAgentView:
         execution_identity=ServiceAccount(),
         max_turns=config.max_turns,
         time_limit_s=config.time_limit_s,
+        wait_timeout_s=config.wait_timeout_s,
         max_output_tokens=config.max_output_tokens,
         tool_execution=config.tool_execution,
         steering_mode=config.steering_mode,

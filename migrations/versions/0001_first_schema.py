@@ -415,6 +415,7 @@ def upgrade() -> None:
         ),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("deadline_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("wait_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("closed_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint("state IN ('queued', 'running', 'waiting', 'closed')", name=op.f("ck_runs_state")),
         sa.ForeignKeyConstraint(
@@ -446,6 +447,13 @@ def upgrade() -> None:
         ["api_key_id"],
         unique=False,
         postgresql_where=sa.text("state = 'running'"),
+    )
+    op.create_index(
+        "ix_runs_wait_until",
+        "runs",
+        ["wait_until"],
+        unique=False,
+        postgresql_where=sa.text("state = 'waiting'"),
     )
     op.create_index("ix_runs_started", "runs", ["tenant_id", "started_at"], unique=False)
     op.create_index("ix_runs_session_id", "runs", ["session_id", "queued_at", "id"], unique=False)
@@ -546,6 +554,7 @@ def downgrade() -> None:
     op.drop_index("uq_runs_open", table_name="runs", postgresql_where=sa.text("state <> 'closed'"))
     op.drop_index("ix_runs_session_id", table_name="runs")
     op.drop_index("ix_runs_started", table_name="runs")
+    op.drop_index("ix_runs_wait_until", table_name="runs", postgresql_where=sa.text("state = 'waiting'"))
     op.drop_index("ix_runs_running_key", table_name="runs", postgresql_where=sa.text("state = 'running'"))
     op.drop_index("ix_runs_running_tenant", table_name="runs", postgresql_where=sa.text("state = 'running'"))
     op.drop_index("ix_runs_running", table_name="runs", postgresql_where=sa.text("state = 'running'"))

@@ -102,9 +102,9 @@ class Asking:
         return [call.id for call in self.calls]
 
 
-async def asking(database: Database, *kinds: CallKind, **agent: Any) -> Asking:
+async def asking(database: Database, *kinds: CallKind) -> Asking:
     """A run whose model has asked for so much of the client, held by a worker."""
-    session = await new_session(database, **agent)
+    session = await new_session(database)
     await post(database, session, "ask me")
     claimed = await take(database)
     batch = tuple(bound.id for bound in (await snapshot_of(database, claimed.hold)).batch)
@@ -114,10 +114,11 @@ async def asking(database: Database, *kinds: CallKind, **agent: Any) -> Asking:
     return Asking(session, calls, claimed, writer)
 
 
-async def waiting(database: Database, *kinds: CallKind, **agent: Any) -> Asking:
+async def waiting(database: Database, *kinds: CallKind, timeout_s: float | None = None) -> Asking:
     """The same after the commit with which the run begins to wait."""
-    asked = await asking(database, *kinds, **agent)
-    assert await store_commit(database, asked.claimed, asked.writer.wait(asked.calls), commits=1)
+    asked = await asking(database, *kinds)
+    wait = asked.writer.wait(asked.calls, timeout_s=timeout_s)
+    assert await store_commit(database, asked.claimed, wait, commits=1)
     return asked
 
 
@@ -271,11 +272,11 @@ class Writer:
             calls.append(call)
         return draft.build(), tuple(calls)
 
-    def wait(self, calls: tuple[ToolCall, ...]) -> Step:
+    def wait(self, calls: tuple[ToolCall, ...], *, timeout_s: float | None = None) -> Step:
         draft = self.draft()
         waiting = tuple(call.id for call in calls)
         draft.event(StatusIdle, stop_reason=StopReason(type="requires_action", event_ids=waiting))
-        draft.ending = WaitForClient()
+        draft.ending = WaitForClient(timeout_s=timeout_s)
         return draft.build()
 
 
@@ -348,6 +349,8 @@ _FAULTS = {
         SELECT r.id, r.state FROM runs r WHERE (r.state = 'closed')::int <> (
             SELECT count(*) FROM events e WHERE e.run_id = r.id AND e.type = 'session.status_idle'
                 AND convert_from(e.body, 'UTF8')::json -> 'stop_reason' ->> 'type' <> 'requires_action')""",
+    "a run that does not wait is to be closed for waiting": """
+        SELECT id, state FROM runs WHERE state <> 'waiting' AND wait_until IS NOT NULL""",
     "a prompt waits though no run is open": """
         SELECT p.id FROM prompts p WHERE state = 'pending' AND NOT EXISTS (
             SELECT FROM runs r WHERE r.session_id = p.session_id AND r.state <> 'closed')""",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agents.config import BuiltinTool
+from agents.types import WaitForClient
 from providers.types import JsonObject
 from tests.support.loop_driver import ScriptedModel, agent, calls, check, text, work, work_to_the_end
 from tests.support.memory_hold import MemoryHold, MemorySession, Moment
@@ -246,3 +247,11 @@ async def test_nothing_runs_unasked_whenever_the_worker_dies_before_the_wait(
         await work_to_the_end(session, model=ScriptedModel(text("ok")), tools=tools.registry)
     check(session)
     assert tools.ran["pay"] == (1 if how == "kill" else 0)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+async def test_the_run_waits_for_as_long_as_its_agent_says(timeout_s: float | None) -> None:
+    session = MemorySession(agent("pay", wait_timeout_s=timeout_s))
+    session.post("go")
+    hold = await work(session, model=ScriptedModel(calls("pay")), tools=Tools().registry)
+    assert hold.steps[-1].ending == WaitForClient(timeout_s=timeout_s)
