@@ -26,7 +26,8 @@ LOOK_UP = 'call: look_up {"name": "SESSION", "for_s": 0.1}'
 TEXT = "pace: 5\nthink: Let me see.\nlong: 20"
 TURNS = f"{TEXT}\n{CHARGE}\n---\n{LOOK_UP}\n{CHARGE}\n---\necho"
 TWICE = f"fail: provider_overloaded after 1 times 1\nretry_after: 0.01\n{TEXT}"
-ASKS = 'call: ask {"question": "Which?"}\n---\necho'
+ASK = 'call: ask {"question": "Which?"}'
+ASKS = f'{ASK}\ncall: pay {{"name": "SESSION", "for_s": 0.1}}\n---\necho'
 
 
 def lively(number: int) -> tuple[tuple[Act, ...], ...]:
@@ -96,7 +97,7 @@ async def test_prompts_are_run_and_answers_heard_when_the_whole_queue_was_lost(s
         waiting = await visit.at("api 1").session(agent_id)
         queued = [await visit.at("api 2").session(agent_id) for _ in range(5)]
         reader = visit.follow(waiting, "api 1")
-        await visit.at("api 1").say(waiting, ASKS)
+        await visit.at("api 1").say(waiting, f"{ASK}\n---\necho")
         use = (await reader.saw("agent.custom_tool_use")).json
         await reader.saw("session.status_idle")
         for worker in stage.fleet.workers:

@@ -25,7 +25,7 @@ LOOK_S = 0.01
 def traced_tools(folder: Path) -> tuple[Tool, ...]:
     """`charge` must not be repeated, `look_up` may be, `refuse` fails, `stubborn` does not heed a cancel.
 
-    With `for_s` they wait for so long, and not for their release.
+    `pay` is a `charge` that needs an approval. With `for_s` they wait for so long, and not for their release.
     """
 
     def note(name: str, what: str, context: ToolContext) -> None:
@@ -51,6 +51,11 @@ def traced_tools(folder: Path) -> tuple[Tool, ...]:
         """Does something that must not be done twice."""
         return await work(name, context, _exists, for_s)
 
+    @tool(requires_approval=True)
+    async def pay(name: str, context: ToolContext, for_s: float | None = None) -> str:
+        """Does something that has to be allowed first, and must not be done twice."""
+        return await work(name, context, _exists, for_s)
+
     @tool(idempotent=True)
     async def look_up(name: str, context: ToolContext, for_s: float | None = None) -> str:
         """Does something that may be done again."""
@@ -67,7 +72,7 @@ def traced_tools(folder: Path) -> tuple[Tool, ...]:
         """Goes on when it is cancelled."""
         return await work(name, context, _exists_in_spite_of_cancels)
 
-    return charge, look_up, refuse, stubborn
+    return charge, pay, look_up, refuse, stubborn
 
 
 async def _exists(path: Path) -> None:

@@ -18,8 +18,8 @@ from tests.support.served_api import prompt
 from tests.support.visit import Visit
 
 ASK = ClientTool(name="ask", description="Asks the user.", input_schema={"type": "object"})
-TOOLS = ("charge", "look_up", "refuse", "calculate", ASK)
-TOOL_NAMES = ("charge", "look_up", "refuse", "calculate", "ask")
+TOOLS = ("charge", "pay", "look_up", "refuse", "calculate", ASK)
+TOOL_NAMES = ("charge", "pay", "look_up", "refuse", "calculate", "ask")
 REPEAT_S = 0.1
 GIVE_UP_S = 40.0
 
@@ -60,9 +60,12 @@ class Desk:
         return await self.request("POST", f"/v1/sessions/{self.session_id}/events", {"events": list(events)})
 
     async def answer(self, event: Json) -> None:
-        """Does what the session waits for."""
+        """Does what the session waits for. Every third call is not allowed."""
         content = [{"type": "text", "text": f"An answer to {event['id']}."}]
         result = {"type": "user.custom_tool_result", "custom_tool_use_id": event["id"], "content": content}
+        if event["type"] == "agent.tool_use":
+            decision = "deny" if int(event["id"][-4:], 16) % 3 == 0 else "allow"
+            result = {"type": "user.tool_confirmation", "tool_use_id": event["id"], "result": decision}
         answer = await self.send(result)
         # It was cancelled meanwhile.
         assert answer.status_code == 200 or answer.json()["code"] == "not_waiting", answer.text
@@ -165,13 +168,14 @@ def _called(rng: random.Random) -> list[str]:
     calls = (
         f"call: charge {arguments(0.3)}",
         f"call: look_up {arguments(0.3)}",
+        f"call: pay {arguments(0.2)}",
         f"call: refuse {arguments(0.1)}",
         'call: calculate {"expression": "6 * 7"}',
         'call: ask {"question": "Which?"}',
         'call: calculate {"expression": ',
         "call: nothing_of_that_name {}",
     )
-    return rng.choices(calls, weights=(5, 5, 1, 3, 2, 1, 1), k=rng.choice((0, 1, 1, 2, 3)))
+    return rng.choices(calls, weights=(5, 5, 2, 1, 3, 2, 1, 1), k=rng.choice((0, 1, 1, 2, 3)))
 
 
 def _ended(rng: random.Random) -> list[str]:

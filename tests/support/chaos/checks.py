@@ -223,10 +223,12 @@ class Evidence:
             name, outcome = f"{row['name']} {key}", row["outcome"]
             if row["state"] != "done":
                 found.append(f"{name} is {row['state']}")
-            if row["name"] not in {"charge", "look_up", "refuse"}:
+            if row["name"] not in {"charge", "pay", "look_up", "refuse"}:
                 continue
             if not row["idempotent"] and len(begun[key]) > 1:
                 found.append(f"{name} was begun {len(begun[key])} times")
+            if outcome == "denied" and begun[key]:
+                found.append(f"{name} was denied, and executed")
             if outcome == "ok" and not done[key]:
                 found.append(f"{name} has a result, but never ended")
             if row["finished_at"] is not None:

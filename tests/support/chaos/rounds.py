@@ -155,7 +155,8 @@ async def _answer(desk: Desk) -> None:
     while True:
         for event in reader.events[read:]:
             read += 1
-            if event.type == "agent.custom_tool_use":
+            is_asked = event.type == "agent.tool_use" and event.json["evaluated_permission"] == "ask"
+            if is_asked or event.type == "agent.custom_tool_use":
                 await desk.answer(event.json)
         if reader.task.done():
             return
