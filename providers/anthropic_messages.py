@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ CONNECT_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 30.0
 POOL_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S = 0.5  # what an answer's end may take to arrive for its connection to be used again
+MAX_PAUSES = 6  # of one answer, in which tools of the API's own run
 MAX_ERROR_BODY_BYTES = 65_536
 
 # In a stream the status is 200 whatever happened: the type of the error stands for the status.
@@ -94,13 +96,29 @@ class AnthropicMessages:
     async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderEvent]:
         names = ToolNames(tool.name for tool in request.tools)
         body = build_body(request, names)
+        reader = AnswerReader(model=request.model, names=names, pauses=MAX_PAUSES)
+        asked = body["messages"]
+        while True:
+            async with aclosing(self._read(body, request.extra_body, reader)) as events:
+                async for event in events:
+                    yield event
+            if reader.is_complete:
+                return
+            # Paused: the same request goes again, with what there is of the answer as its last message.
+            content = [block for block in reader.content if not _is_blank(block)]
+            body["messages"] = [*asked, {"role": "assistant", "content": content}] if content else asked
+            reader.go_on()
+
+    async def _read(
+        self, body: JsonObject, extra_body: JsonObject, reader: AnswerReader
+    ) -> AsyncGenerator[ProviderEvent, None]:
+        """The events of one response, until the answer is complete or paused."""
         deadline = asyncio.get_running_loop().time() + self._first_event_timeout_s
-        response = await self._send(body, request.extra_body, deadline)
+        response = await self._send(body, extra_body, deadline)
         try:
             await self._refuse_other_content(response, deadline)
-            reader = AnswerReader(model=request.model, names=names)
             frames = self._sdk.AsyncStream.raw_events(response)
-            while not reader.is_complete:
+            while not reader.is_complete and not reader.is_paused:
                 frame = await self._next_frame(frames, response, deadline if not reader.has_started else None)
                 if frame is None:
                     raise self._ended_early(reader, response)
@@ -235,3 +253,8 @@ class AnthropicMessages:
             retry_after_s=parse_retry_after(headers, now=datetime.now(UTC)),
             request_id=headers.get("request-id"),
         )
+
+
+def _is_blank(block: JsonObject) -> bool:
+    """A text without a character, which the API sends and refuses to take back."""
+    return block.get("type") == "text" and not str(block.get("text") or "").strip()

@@ -41,13 +41,19 @@ _CUTTING = frozenset({Stop.MAX_TOKENS, Stop.CONTEXT_WINDOW, Stop.REFUSAL})
 class AnswerReader:
     """Assembles one answer: feed it each decoded event, in order.
 
+    The API may pause an answer while tools of its own run: after `is_paused` it is asked again with `content`
+    and `go_on`, and what follows belongs to the same answer. `pauses` says how often at most.
+
     Blocks, deltas and events of unknown types are let through: the API may add some at any time. Blocks are
     numbered in the order of their arrival, whatever index the server gives them.
     """
 
-    def __init__(self, *, model: str, names: ToolNames) -> None:
+    def __init__(self, *, model: str, names: ToolNames, pauses: int = 0) -> None:
         self._model = model
         self._names = names
+        self._pauses_left = pauses
+        self._is_announced = False
+        self._spent: list[JsonObject] = []
         self._usage: JsonObject = {}
         self._native_stop: str | None = None
         self._blocks: list[_Block] = []
@@ -57,6 +63,20 @@ class AnswerReader:
         self._has_calls = False
         self.has_started = False
         self.is_complete = False
+        self.is_paused = False
+
+    @property
+    def content(self) -> list[JsonObject]:
+        """The vendor's blocks so far."""
+        return [block.content for block in self._blocks]
+
+    def go_on(self) -> None:
+        """The next event begins the answer to the request that was sent again."""
+        self._spent.append(self._usage)
+        self._usage = {}
+        self._native_stop = None
+        self._pauses_left -= 1
+        self.has_started = self.is_paused = False
 
     def feed(self, kind: str, event: JsonObject) -> Iterator[ProviderEvent]:
         """What `event` adds. `MessageEnd` is the last there is.
@@ -89,15 +109,20 @@ class AnswerReader:
         if self.has_started:
             raise BadPayload("a second answer begins inside the first")
         self.has_started = True
-        yield MessageStart(
-            model=_string(message.get("model")), provider_message_id=_string(message.get("id"))
-        )
+        if not self._is_announced:
+            self._is_announced = True
+            yield MessageStart(
+                model=_string(message.get("model")), provider_message_id=_string(message.get("id"))
+            )
         yield self._count(message.get("usage"))
 
     def _count(self, usage: object) -> UsageUpdate:
         # Cumulative totals: what is missing or null leaves the earlier value standing.
         self._usage |= {key: value for key, value in _object(usage).items() if value is not None}
-        return UsageUpdate(usage=read_usage(self._usage))
+        total = self._usage
+        for spent in self._spent:
+            total = _added(spent, total)
+        return UsageUpdate(usage=read_usage(total))
 
     # -- blocks -----------------------------------------------------------------------------------------
 
@@ -178,14 +203,15 @@ class AnswerReader:
             yield from self._stop_block(wire_index)
         if stop not in _CUTTING:
             yield from self._release_held()
-        if stop is Stop.END_TURN and self._has_calls:
+        if stop is Stop.PAUSE and self._pauses_left and not self._has_calls:
+            self.is_paused = True
+            return
+        if stop in (Stop.END_TURN, Stop.PAUSE) and self._has_calls:
             stop = Stop.TOOL_USE
         elif stop is Stop.TOOL_USE and not self._has_calls:
             stop = Stop.END_TURN
         self.is_complete = True
-        native = NativeBlocks(
-            api=API, model=self._model, body=_encode([block.content for block in self._blocks])
-        )
+        native = NativeBlocks(api=API, model=self._model, body=_encode(self.content))
         yield MessageEnd(stop=stop, native_stop=self._native_stop, native=native)
 
 
@@ -251,6 +277,18 @@ def read_usage(raw: JsonObject) -> Usage:
         reasoning_tokens=_count(_object(raw.get("output_tokens_details")).get("thinking_tokens")),
         raw=dict(raw),
     )
+
+
+def _added(one: JsonObject, other: JsonObject) -> JsonObject:
+    """The counts of both, and of what is no count the later value."""
+    total = one | other
+    for name in one.keys() & other.keys():
+        first, second = one[name], other[name]
+        if isinstance(first, dict) and isinstance(second, dict):
+            total[name] = _added(first, second)
+        elif _count(first) is not None and _count(second) is not None:
+            total[name] = first + second
+    return total
 
 
 def _count(value: object) -> int | None:

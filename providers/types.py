@@ -289,7 +289,8 @@ class ModelLister(Protocol):
 class Provider(Protocol):
     """An adapter to one model API. One instance serves many requests at once.
 
-    Obligations: `stream` sends one request, without retries of its own; it yields `MessageEnd` exactly once
+    Obligations: `stream` sends one request, without retries of its own (where an API pauses an answer, it may
+    ask it to go on; the counts are then those of all of it); it yields `MessageEnd` exactly once
     and last, or raises a `ProviderError`; no vendor exception leaves it; closing the iterator early aborts
     the request at once and releases its connection.
     """

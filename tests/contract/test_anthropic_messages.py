@@ -172,7 +172,6 @@ async def test_unknown_events_blocks_deltas_and_stop_reasons_pass_and_are_kept()
         ("end_turn", Stop.END_TURN),
         ("max_tokens", Stop.MAX_TOKENS),
         ("stop_sequence", Stop.STOP_SEQUENCE),
-        ("pause_turn", Stop.PAUSE),
         ("refusal", Stop.REFUSAL),
         ("model_context_window_exceeded", Stop.CONTEXT_WINDOW),
         ("tool_use", Stop.END_TURN),
@@ -321,3 +320,50 @@ async def test_usage_is_known_as_soon_as_the_answer_begins() -> None:
     assert isinstance(error, StreamTruncated)
     usage = last_usage(events).usage
     assert (usage.input_tokens, usage.cache_read_tokens) == (41, 30)
+
+
+async def test_an_answer_that_pauses_is_asked_to_go_on_and_stays_one_answer() -> None:
+    """Trap 41: a pause is no end, and nothing may follow what there is of the answer."""
+    search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "q"}}
+    first = [start(input_tokens=10, output_tokens=1), block(0, **search), stop(0)]
+    paused = ended("pause_turn", output_tokens=5, server_tool_use={"web_search_requests": 1})
+    second = [start(input_tokens=30, output_tokens=1), *text(0, "Found."), ended("end_turn", output_tokens=7)]
+    async with api() as (server, provider):
+        server.enqueue(
+            Answer(chunks=[sse(*first, paused, DONE)]),
+            Answer(chunks=[sse(start(input_tokens=20), *text(0, "Wait. "), ended("pause_turn"), DONE)]),
+            Answer(chunks=[sse(*second, DONE)]),
+        )
+        events = await collect(provider)
+        asked = [request.body_json for request in server.requests]
+    assert [type(event) for event in events].count(MessageStart) == 1
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["Wait. ", "Found."]
+    assert [event.index for event in events if isinstance(event, TextDelta)] == [1, 2]
+    assert end_of(events).stop is Stop.END_TURN
+    assert [block["type"] for block in native_of(events)] == ["server_tool_use", "text", "text"]
+    assert asked[1]["messages"] == [*asked[0]["messages"], {"role": "assistant", "content": [search]}]
+    assert asked[2]["messages"][-1]["content"] == [search, {"type": "text", "text": "Wait. "}]
+    assert {key: asked[2][key] for key in asked[0] if key != "messages"} == {
+        key: value for key, value in asked[0].items() if key != "messages"
+    }
+    usage = [event.usage for event in events if isinstance(event, UsageUpdate)][-1]
+    assert (usage.input_tokens, usage.output_tokens) == (60, 5 + 9 + 7)
+    assert usage.raw["server_tool_use"] == {"web_search_requests": 1}
+
+
+async def test_an_answer_that_pauses_for_ever_ends_as_paused() -> None:
+    async with api() as (server, provider):
+        server.enqueue(
+            *(Answer(chunks=[sse(start(), *text(0, "…"), ended("pause_turn"), DONE)]) for _ in range(7))
+        )
+        assert end_of(await collect(provider)).stop is Stop.PAUSE
+        assert server.answers_left == 0
+
+
+async def test_indexes_with_gaps_are_only_an_order() -> None:
+    """Trap 28: the SDK's own assembly ends in an IndexError."""
+    events = await play(start(), *text(4, "a"), *text(9, "b"), ended("end_turn"), DONE)
+    assert [(event.index, event.text) for event in events if isinstance(event, TextDelta)] == [
+        (0, "a"),
+        (1, "b"),
+    ]
