@@ -26,7 +26,8 @@ class Run(Struct, frozen=True, kw_only=True):
 
     `stop_reason` is set when the run is closed, and says `requires_action` with the ids of the tool uses that
     the client must answer while it waits for them, until `wait_until` (None: for ever). `after_seq` is the
-    log position before its first event. `turns` counts model requests, without retries.
+    log position before its first event. `turns` counts model requests, without retries. `queue_position`: 1
+    for the tenant's run that has waited longest, counted up to `MAX_POSITION`; None when it is not queued.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Run(Struct, frozen=True, kw_only=True):
     prompt_ids: tuple[str, ...]
     turns: int
     after_seq: int
+    queue_position: int | None
     cancel_requested_at: datetime | None
     cancel_mode: CancelMode | None
     queued_at: datetime
@@ -98,13 +100,21 @@ class PromptOutcome(Struct, frozen=True, kw_only=True):
 RunPosition = tuple[datetime, UUID]
 """A place in a session's list of runs: `queued_at` and id of the last one that was read."""
 
-_SELECT = """
+MAX_POSITION = 10_000
+
+_SELECT = f"""
     SELECT r.*,
         (SELECT array_agg(p.id ORDER BY p.seq) FROM prompts p WHERE p.run_id = r.id) AS prompt_ids,
         CASE WHEN r.state = 'waiting' THEN (
             SELECT array_agg(c.id ORDER BY c.position, c.index) FROM tool_calls c
             WHERE c.run_id = r.id AND c.state = 'open' AND c.child_run_id IS NULL
-        ) END AS open_calls
+        ) END AS open_calls,
+        CASE WHEN r.state = 'queued' THEN 1 + (SELECT count(*) FROM (
+            SELECT FROM runs q
+            WHERE q.tenant_id = r.tenant_id AND q.state = 'queued'
+                AND (q.queued_at, q.id) < (r.queued_at, r.id)
+            LIMIT {MAX_POSITION - 1}
+        ) AS earlier) END AS queue_position
     FROM runs r
 """
 
@@ -233,6 +243,7 @@ def _run(row: Record) -> Run:
         prompt_ids=tuple(public("evt", prompt) for prompt in row["prompt_ids"] or ()),
         turns=row["turns"],
         after_seq=row["after_seq"],
+        queue_position=row["queue_position"],
         cancel_requested_at=row["cancel_requested_at"],
         cancel_mode=row["cancel_mode"],
         queued_at=row["queued_at"],

@@ -62,6 +62,9 @@ class RunView(Struct, frozen=True, kw_only=True):
     prompt_ids: tuple[str, ...]
     turns: Annotated[int, Meta(description="Requests to the model so far; retries do not count.")]
     after_seq: Annotated[int, Meta(description="Place in the log before the run: `after` for its events.")]
+    queue_position: Annotated[
+        int | None, Meta(description="1: the run that has waited longest of yours. Null: it is not queued.")
+    ]
     cancel_requested_at: datetime | None
     cancel_mode: CancelMode | None
     queued_at: datetime
@@ -161,6 +164,7 @@ def view_run(run: Run, result: RunResult | None = None) -> RunView:
         prompt_ids=run.prompt_ids,
         turns=run.turns,
         after_seq=run.after_seq,
+        queue_position=run.queue_position,
         cancel_requested_at=run.cancel_requested_at,
         cancel_mode=run.cancel_mode,
         queued_at=run.queued_at,

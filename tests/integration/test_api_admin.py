@@ -126,6 +126,9 @@ async def test_prompt_beyond_the_depth_of_the_queue_is_told_to_come_back(api: Se
     sessions = [await me.session() for _ in range(3)]
     for session in sessions[:2]:
         await me.post(f"/v1/sessions/{session}/events", PROMPT)
+    for place, session in enumerate(sessions[:2], start=1):
+        (run,) = (await me.get(f"/v1/sessions/{session}/runs"))["data"]
+        assert (await me.get(f"/v1/runs/{run['id']}"))["queue_position"] == place
     answer = await me.http.post(f"/v1/sessions/{sessions[2]}/events", json=PROMPT)
     problem = answer.json()
     assert (answer.status_code, problem["code"], problem["queue_depth"]) == (429, "queue_full", 2)
