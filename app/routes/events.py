@@ -128,7 +128,7 @@ async def send_events(
     """Stores events of the client: prompts, interrupts, approvals, results of tools that it runs.
 
     Answered when they are stored, and with that certain to be handled. A prompt starts a run when the session
-    is free, and waits its turn when it is not.
+    is free, and does what its `delivery` says when it is not.
     """
     inputs = to_inputs(data.events)
     await require_sight(resources, inputs, partial(model_of_session, resources, principal, session_id))
