@@ -30,7 +30,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 async def examine(settings: Settings) -> list[Finding]:
     """All findings, in the order in which they matter. Changes nothing and starts nothing."""
-    findings = [_python(), _program(), _disk(settings), _providers(settings)]
+    findings = [_python(), _program(), _disk(settings), _providers(settings), _plugins()]
     if settings.is_embedded:
         findings.append(_wheels())
         from app.embedded import EmbeddedError, attach
@@ -70,6 +70,16 @@ def _disk(settings: Settings) -> Finding:
 def _providers(settings: Settings) -> Finding:
     named = [f"{vendor} ({len(keys)})" for vendor in VENDORS if (keys := settings.api_keys(vendor))]
     return Finding(subject="provider keys", text=", ".join(named) or "none; the rehearsal model needs none")
+
+
+def _plugins() -> Finding:
+    from app.plugins import load_plugins
+
+    plugins = load_plugins()
+    failed = [f"{name} is left out ({reason})" for name, reason in plugins.failures.items()]
+    return Finding(
+        subject="plug-ins", text=", ".join((*plugins.loaded, *failed)) or "none", is_good=not failed
+    )
 
 
 def _wheels() -> Finding:

@@ -42,11 +42,15 @@ class PluginSite:
 
 
 class Plugins(Struct, frozen=True, kw_only=True):
-    """All there is, that of this service included. `failures`: by plug-in, why it was left out."""
+    """All there is, that of this service included.
+
+    `loaded` names the plug-ins that brought something; `failures` says of the others why they were left out.
+    """
 
     vendors: dict[str, Vendor]
     tools: ToolRegistry
     key_sources: dict[str, KeySource]
+    loaded: list[str]
     failures: dict[str, str]
 
 
@@ -55,13 +59,15 @@ def load_plugins() -> Plugins:
 
     One that fails is logged by name and left out whole; the others and the service are as without it.
     """
-    plugins = Plugins(vendors=dict(VENDORS), tools=builtin_registry(), key_sources={}, failures={})
+    plugins = Plugins(vendors=dict(VENDORS), tools=builtin_registry(), key_sources={}, loaded=[], failures={})
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
             _add(plugins, _visit(point))
         except Exception as error:  # noqa: BLE001 - a stranger's code must not keep the service from starting
             _log.exception("plug-in %s is left out", point.name)
             plugins.failures[point.name] = f"{type(error).__name__}: {error}"
+        else:
+            plugins.loaded.append(point.name)
     return plugins
 
 

@@ -49,7 +49,7 @@ async def test_the_provider_of_the_handbook_works_once_it_is_installed(site: Sit
     assert len(adapter) < 40
     site.install("echo_plugin", source)
     plugins = load_plugins()
-    assert plugins.failures == {}
+    assert (plugins.loaded, plugins.failures) == (["echo_plugin"], {})
     registry = provider_registry(Settings(), plugins)
     assert registry.check_model("echo:any") == "echo:any"
     hello = Message(role="user", blocks=(TextBlock(text="hello there"),))
@@ -119,7 +119,7 @@ def test_a_plug_in_that_fails_is_named_and_the_others_are_loaded(site: Site, sou
         "async def key(): ...\ndef install(site):\n    site.add_key_source('b', key)",
     )
     plugins = load_plugins()
-    assert list(plugins.failures) == ["a_broken_one"]
+    assert (plugins.loaded, list(plugins.failures)) == (["b_good"], ["a_broken_one"])
     assert told in plugins.failures["a_broken_one"]
     assert plugins.key_sources.keys() == {"b"}
     assert plugins.vendors == VENDORS
