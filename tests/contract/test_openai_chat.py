@@ -574,7 +574,7 @@ async def test_closing_the_iterator_early_aborts_the_request() -> None:
             async for event in events:
                 if isinstance(event, TextDelta):
                     break
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await answer.client_gone.wait()
         await provider.aclose()
         await provider.aclose()

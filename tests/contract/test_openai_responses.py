@@ -504,7 +504,7 @@ async def test_closing_the_iterator_early_aborts_the_request() -> None:
         provider = OpenAIResponses(api_key=KEY, base_url=server.base_url)
         async with aclosing(provider.stream(request())) as events:
             await anext(events)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await answer.client_gone.wait()
         await provider.aclose()
         await provider.aclose()
@@ -522,7 +522,7 @@ async def test_cancelling_the_reader_aborts_the_request() -> None:
                 async for _ in events:
                     has_started.set()
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             reader = asyncio.create_task(read())
             await has_started.wait()
             reader.cancel()

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+from contextlib import AbstractAsyncContextManager
 
-from tests.support.sse_client import SseEvent, SseStream, connect_sse
+from tests.support.sse_client import SseEvent, SseStream, open_sse
 from tests.support.transcript_rules import DELTAS
 from tests.support.visit import Visit
 
@@ -47,8 +48,8 @@ async def test_a_prompt_repeated_over_the_other_api_goes_on_with_the_same_answer
         "idempotency-key": session_id,
     }
 
-    async def post(api: str, **more: str) -> SseStream:
-        return await connect_sse(
+    def post(api: str, **more: str) -> AbstractAsyncContextManager[SseStream]:
+        return open_sse(
             visit.fleet.members[api].port,
             f"/v1/agents/{agent_id}/prompt",
             method="POST",
@@ -56,15 +57,12 @@ async def test_a_prompt_repeated_over_the_other_api_goes_on_with_the_same_answer
             body=json.dumps({"prompt": SCRIPT, "session_id": session_id, "stream": True}).encode(),
         )
 
-    first = await post("api 1")
-    begin = await first.until("agent.tool_result")
-    first.cut()
-    second = await post("api 2", **{"last-event-id": first.last_event_id})
-    rest = await second.rest()
-    await second.close()
-    third = await post("api 1")
-    whole = await third.rest()
-    await third.close()
+    async with post("api 1") as first:
+        begin = await first.until("agent.tool_result")
+    async with post("api 2", **{"last-event-id": first.last_event_id}) as second:
+        rest = await second.rest()
+    async with post("api 1") as third:
+        whole = await third.rest()
 
     assert (second.ended, third.ended) == ("clean", "clean")
     await visit.check(session_id)  # one prompt, one run

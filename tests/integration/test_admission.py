@@ -26,6 +26,7 @@ from tests.support.held_sessions import (
     interrupt,
     is_waiting_for_a_lock,
     log_of,
+    long_transaction,
     new_session,
     new_sessions,
     new_worker,
@@ -119,7 +120,7 @@ async def test_prompt_that_waits_while_the_run_closes_makes_a_run_of_its_own(dat
     await post(database, session, "one")
     claimed = await take(database)
     batch = tuple(bound.id for bound in (await snapshot_of(database, claimed.hold)).batch)
-    async with database.transaction() as tx:
+    async with long_transaction(database) as tx:
         assert await store_step(tx, fence_of(claimed), Writer(claimed).close(batch)) is not None
         posting = asyncio.create_task(post(database, session, "two"))
         await eventually(lambda: is_waiting_for_a_lock(database))

@@ -377,7 +377,7 @@ async def test_usage_counts_what_is_known_and_says_what_is_not(api: ServedApi) -
 
 async def _until(is_true: Callable[[], Awaitable[bool]]) -> None:
     """Returns when the server says so; a test fails when it never does."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await is_true():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -1,11 +1,13 @@
 """The embedded servers as real processes, killed in the middle."""
 
+import asyncio
 import contextlib
 import importlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -22,6 +24,7 @@ from app.embedded.servers import failure
 
 ROOT = Path(__file__).parents[2]
 END_S = 60
+LOOK_S = 0.02
 
 
 @pytest.fixture
@@ -36,6 +39,7 @@ def supervisor(data: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         while not is_supervised(data):
             assert process.poll() is None, "the supervisor ended"
+            time.sleep(LOOK_S)
         attach(data)
         yield process
     finally:
@@ -130,7 +134,7 @@ async def until_both_answer(endpoints: Endpoints) -> tuple[int, int]:
                 await client.ping()
                 break
             except (OSError, asyncpg.PostgresError, redis.exceptions.RedisError):
-                continue
+                await asyncio.sleep(LOOK_S)
     await connection.close()
     return await add_row(endpoints)
 

@@ -136,6 +136,8 @@ async def test_deltas_go_only_to_connections_that_name_their_kind(database_url: 
             )
             voice.preview(started(event_id))
             voice.preview(more(event_id, "text"))
+            for stream in (messages, thinking):
+                await stream.until("event_delta")
             (final,) = await log.commit(log.message("text", event_id=event_id))
             voice.event(final)
             for stream in (none, messages, thinking):

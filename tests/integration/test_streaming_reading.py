@@ -1,6 +1,7 @@
 """Cursors, replay and the ends of streams, over real servers."""
 
 import asyncio
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -232,22 +233,22 @@ async def test_until_idle_goes_on_through_the_next_run(database_url: str, redis_
         first = await log.open_run()
         async with open_sse(api.port, api.path(log, query="until=idle")) as stream:
             await eventually(lambda: api.hub.open_streams == 1)
-            await log.set_run(first, "closed")
-            second = await log.open_run(state="queued")
-            await api.publisher.announce(log.session_id, await log.commit(log.idle()))
+            second = uuid4()
+            closing = await log.commit(log.idle(), closes=first, opens=second)
+            await api.publisher.announce(log.session_id, closing)
             assert seqs(await stream.take(1)) == [1]
             await api.publisher.announce(log.session_id, await log.finish(second))
             assert (seqs(await stream.rest()), stream.ended) == ([2], "clean")
 
 
-@pytest.mark.parametrize(("kind", "ends"), [("client", True), ("server", False)])
+@pytest.mark.parametrize(("child_run_id", "ends"), [(None, True), (uuid4(), False)], ids=["client", "child"])
 async def test_waiting_for_the_client_is_idle_and_waiting_for_a_child_is_not(
-    database_url: str, redis_url: str, kind: str, ends: bool
+    database_url: str, redis_url: str, child_run_id: UUID | None, ends: bool
 ) -> None:
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
         run = await log.open_run(state="waiting")
-        await log.open_call(run, kind=kind)
+        await log.open_call(run, child_run_id=child_run_id)
         await log.say("one")
         async with open_sse(api.port, api.path(log, query="until=idle")) as stream:
             if not ends:
@@ -264,8 +265,7 @@ async def test_an_event_right_after_idle_is_still_delivered(database_url: str, r
         run = await log.open_run()
         async with open_sse(api.port, api.path(log, query="until=idle")) as stream:
             await eventually(lambda: api.hub.open_streams == 1)
-            await log.set_run(run, "closed")
-            await log.commit(log.idle(), log.event(SessionUpdated, changes={"title": "x"}))
+            await log.commit(log.idle(), log.event(SessionUpdated, changes={"title": "x"}), closes=run)
             assert seqs(await stream.rest()) == [1, 2]
 
 

@@ -25,8 +25,8 @@ from db.migrate import upgrade
 ROOT = Path(__file__).parents[2]
 READY_S = 60.0
 LOOK_S = 0.03
-PATIENCE_S = 30.0
-STOP_S = 15.0
+PATIENCE_S = 60.0
+STOP_S = 30.0
 LISTENING = "listening on "
 
 Role = Literal["api", "worker"]

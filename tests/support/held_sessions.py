@@ -1,7 +1,8 @@
 """Sessions to be worked on: tenants, sessions, prompts, claims and steps, and what must hold after all."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
@@ -24,7 +25,7 @@ from db.steps import Fence, store_step
 from providers.ids import new_id
 from providers.types import Message, TextBlock, ToolUseBlock
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 ASK = ClientTool(name="ask", description="Asks the user.", input_schema={"type": "object"})
 
 
@@ -33,6 +34,14 @@ async def eventually(is_true: Callable[[], Awaitable[bool]], *, patience_s: floa
     async with asyncio.timeout(patience_s):
         while not await is_true():  # noqa: ASYNC110 - the state belongs to the code under test
             await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def long_transaction(database: Database) -> AsyncIterator[Transaction]:
+    """A transaction that a test may hold open while it waits for others."""
+    async with database.transaction() as tx:
+        await tx.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        yield tx
 
 
 async def is_waiting_for_a_lock(database: Database) -> bool:

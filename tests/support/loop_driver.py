@@ -35,7 +35,7 @@ from tools.registry import ToolRegistry
 
 MAX_HOLDS = 40
 READY_ROUNDS = 5  # of the event loop, in which a cancel that was heard reaches what it ends
-WAIT_S = 20.0  # for what happens within milliseconds
+WAIT_S = 60.0  # for what happens within milliseconds
 
 ScriptLine = ProviderEvent | ProviderError | BaseException | Callable[[], Awaitable[None]]
 Answer = Sequence[ScriptLine]

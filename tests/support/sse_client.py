@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BOM = "\ufeff"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

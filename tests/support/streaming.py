@@ -1,6 +1,7 @@
 """Hubs and servers of their own for the tests of streaming, a log to write to, and a Redis that fails."""
 
 import asyncio
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,8 +29,10 @@ from providers.ids import new_id
 from providers.types import TextBlock
 from tests.support.sse_client import SseStream, connect_sse
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0  # costs nothing when it comes; a busy machine may stand still for seconds
 ALL_KINDS: frozenset[DeltaKind] = frozenset(get_args(DeltaKind))
+ACKNOWLEDGED = StreamLimits(acknowledge_s=PATIENCE_S)
+"""A reader that has had an event follows live, however long Redis takes; so tests know what is not read."""
 
 
 async def eventually(is_true: Callable[[], bool], *, patience_s: float = PATIENCE_S) -> None:
@@ -70,10 +73,16 @@ class Log:
             "created_at": datetime.now(UTC),
         }
 
-    async def commit(self, *events: Event, epoch: int | None = None) -> tuple[LoggedEvent, ...]:
-        """The events as they are in the log."""
+    async def commit(
+        self, *events: Event, epoch: int | None = None, closes: UUID | None = None, opens: UUID | None = None
+    ) -> tuple[LoggedEvent, ...]:
+        """The events as they are in the log. `closes` and `opens` are runs, in the same transaction."""
         logged = number(events, after_seq=self.seq)
         async with self.database.transaction() as tx:
+            if closes is not None:
+                await tx.execute("UPDATE runs SET state = 'closed' WHERE id = $1", closes)
+            if opens is not None:
+                await self._insert_run(tx, opens, "queued")
             for entry in logged:
                 await tx.execute(
                     "INSERT INTO events (session_id, tenant_id, seq, id, type, body)"
@@ -100,38 +109,37 @@ class Log:
     async def open_run(self, state: str = "running") -> UUID:
         run_id = uuid4()
         async with self.database.transaction() as tx:
-            await tx.execute(
-                "INSERT INTO runs (id, tenant_id, session_id, state, after_seq) VALUES ($1, $2, $3, $4, $5)",
-                run_id,
-                self.tenant_id,
-                to_uuid(self.session_id),
-                state,
-                self.seq,
-            )
+            await self._insert_run(tx, run_id, state)
         return run_id
 
-    async def set_run(self, run_id: UUID, state: str) -> None:
-        async with self.database.transaction() as tx:
-            await tx.execute("UPDATE runs SET state = $2 WHERE id = $1", run_id, state)
+    async def _insert_run(self, tx: Transaction, run_id: UUID, state: str) -> None:
+        await tx.execute(
+            "INSERT INTO runs (id, tenant_id, session_id, state, after_seq) VALUES ($1, $2, $3, $4, $5)",
+            run_id,
+            self.tenant_id,
+            to_uuid(self.session_id),
+            state,
+            self.seq,
+        )
 
-    async def open_call(self, run_id: UUID, *, kind: str) -> None:
+    async def open_call(self, run_id: UUID, *, child_run_id: UUID | None = None) -> None:
         """A tool call that is open: for the client, or for a child run."""
         async with self.database.transaction() as tx:
             await tx.execute(
                 "INSERT INTO tool_calls"
-                " (id, tenant_id, session_id, run_id, tool_use_id, position, index, kind, name, input, state)"
-                " VALUES ($1, $2, $3, $4, 'call', 1, 0, $5, 'ask', '{}', 'open')",
+                " (id, tenant_id, session_id, run_id, tool_use_id, position, index, kind, name, input, state,"
+                " child_run_id) VALUES ($1, $2, $3, $4, 'call', 1, 0, $5, 'ask', '{}', 'open', $6)",
                 uuid4(),
                 self.tenant_id,
                 to_uuid(self.session_id),
                 run_id,
-                kind,
+                "client" if child_run_id is None else "server",
+                child_run_id,
             )
 
     async def finish(self, run_id: UUID) -> tuple[LoggedEvent, ...]:
         """The commit that closes a run."""
-        await self.set_run(run_id, "closed")
-        return await self.commit(self.idle())
+        return await self.commit(self.idle(), closes=run_id)
 
 
 async def new_log(database: Database) -> Log:
@@ -228,14 +236,20 @@ def streaming_app(hub: Hub) -> Litestar:
 
 @asynccontextmanager
 async def replica(
-    database: Database, redis_url: str, limits: StreamLimits | None = None
+    database: Database,
+    redis_url: str,
+    limits: StreamLimits | None = None,
+    *,
+    is_redis_there: bool = True,
 ) -> AsyncIterator[Replica]:
     """Closed in the order of a shutdown: streams first, then the server."""
     async with AsyncExitStack() as stack:
         publisher = Publisher.open(redis_url)
         stack.push_async_callback(publisher.aclose)
-        hub = Hub(database, redis_url, limits)
+        hub = Hub(database, redis_url, limits or ACKNOWLEDGED)
         await hub.start()
+        if is_redis_there:
+            await eventually(lambda: hub.is_redis_well)
         port, server = await stack.enter_async_context(serving(streaming_app(hub)))
         stack.push_async_callback(hub.close)
         clients = await stack.enter_async_context(AsyncExitStack())
@@ -317,7 +331,8 @@ class OwnRedis:
             (self._folder / "r.sock").unlink(missing_ok=True)
 
     def _answers(self) -> bool:
-        return (self._folder / "r.sock").exists()
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(self._folder / "r.sock")) == 0
 
 
 def _spawn(argv: list[str]) -> subprocess.Popen[bytes]:
