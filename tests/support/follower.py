@@ -64,7 +64,7 @@ class Follower:
         assert self.durable == log
         assert "clean" not in self.ends  # it would look like the end of the stream
         if self.connections == 1:
-            problems = stream_problems([event.json for event in self.events])
+            problems = stream_problems([event.json for event in self.events], may_rejoin=True)
             assert not problems, problems
         _compare_previews(self.events)
 

@@ -210,16 +210,20 @@ class _LogRules:
 # -- streams --------------------------------------------------------------------------------------------
 
 
-def stream_problems(frames: Sequence[Json]) -> list[str]:
-    """Broken rules of previews in a stream: durable events and deltas in the order in which they came."""
-    rules = _StreamRules()
+def stream_problems(frames: Sequence[Json], *, may_rejoin: bool = False) -> list[str]:
+    """Broken rules of previews in a stream: durable events and deltas in the order in which they came.
+
+    `may_rejoin`: what is not over may begin again, with all of its text, as for a reader that lost its place.
+    """
+    rules = _StreamRules(may_rejoin=may_rejoin)
     for frame in frames:
         rules.read(frame)
     return rules.problems
 
 
 class _StreamRules:
-    def __init__(self) -> None:
+    def __init__(self, *, may_rejoin: bool) -> None:
+        self._may_rejoin = may_rejoin
         self.problems: list[str] = []
         self._kinds: dict[str, str] = {}  # previews that are not over
         self._shown: dict[str, str] = {}
@@ -237,7 +241,7 @@ class _StreamRules:
     def _begin(self, event_id: str, kind: str) -> None:
         if kind not in FINISHED_BY_EVENT:
             return
-        if event_id in self._kinds or event_id in self._over:
+        if event_id in self._over or (event_id in self._kinds and not self._may_rejoin):
             self.problems.append(f"{event_id} begins twice")
         self._kinds[event_id] = kind
         self._shown[event_id] = ""
