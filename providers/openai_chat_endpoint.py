@@ -79,6 +79,7 @@ OPENROUTER_CHAT = ChatEndpoint(
     cache_key_field="session_id",
     end_user_field="user",
     cost="exact",
+    model_facts_path="/models",
 )
 
 LITELLM_CHAT = ChatEndpoint(

@@ -41,13 +41,32 @@ def model_names(answer: JsonObject) -> tuple[str, ...]:
 
 
 def told_facts(answer: JsonObject) -> dict[str, JsonObject]:
-    """What a LiteLLM proxy's `/model/info` says, by the names that clients use."""
+    """What a LiteLLM proxy's `/model/info` or OpenRouter's `/models` says, by the names that clients use.
+
+    In the words of the former. Entries that say nothing but a name are left out.
+    """
     facts: dict[str, JsonObject] = {}
     for entry in _entries(answer):
         name, fields = text_or_none(entry.get("model_name")), entry.get("model_info")
+        if isinstance(entry.get("supported_parameters"), list):
+            name, fields = text_or_none(entry.get("id")), _openrouter_facts(entry)
         if name and "*" not in name and isinstance(fields, dict):
             facts.setdefault(name, fields)  # several deployments may share a name
     return facts
+
+
+def _openrouter_facts(entry: JsonObject) -> JsonObject:
+    """Source: the official `openrouter` SDK 1.3 types, read 2026-11-30."""
+    taken = entry["supported_parameters"]
+    inputs = _object(entry.get("architecture")).get("input_modalities")
+    return {
+        "supports_function_calling": "tools" in taken,
+        "supports_vision": isinstance(inputs, list) and "image" in inputs,
+        "supports_reasoning": "reasoning" in taken,
+        "supports_response_schema": "structured_outputs" in taken,
+        "max_input_tokens": entry.get("context_length"),
+        "max_output_tokens": _object(entry.get("top_provider")).get("max_completion_tokens"),
+    }
 
 
 def told_capabilities(known: Capabilities, fields: JsonObject) -> Capabilities:
@@ -65,3 +84,7 @@ def _entries(answer: JsonObject) -> list[Any]:
     found = answer.get("data")
     entries = found[:MAX_LISTED] if isinstance(found, list) else []
     return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def _object(value: Any) -> JsonObject:
+    return value if isinstance(value, dict) else {}

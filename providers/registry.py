@@ -178,6 +178,7 @@ class Registry:
     async def discover(self) -> None:
         """Asks the servers at addresses of the operator's own which models they have. Never fails.
 
+        A vendor that `tells_models` is asked too, for what they can do; the catalogue has none of them.
         Takes seconds at most, and nothing when it was done a moment ago.
         """
         now_s = time.monotonic()
@@ -187,9 +188,12 @@ class Registry:
         askable = [
             vendor
             for vendor in self._vendors.values()
-            if self._problem(vendor) is None and self._access(vendor).base_url is not None
+            if self._problem(vendor) is None and (vendor.tells_models or self._has_own_address(vendor))
         ]
         await asyncio.gather(*(self._discover(vendor) for vendor in askable))
+
+    def _has_own_address(self, vendor: Vendor) -> bool:
+        return self._access(vendor).base_url is not None
 
     async def _discover(self, vendor: Vendor) -> None:
         await asyncio.to_thread(self._provider, vendor)  # it may import an SDK
@@ -201,7 +205,8 @@ class Registry:
                 listed = await lister.list_models()
         except (ProviderError, TimeoutError) as error:
             _log.warning("%s did not tell its models: %s", vendor.title, error or type(error).__name__)
-        else:
+            return
+        if self._has_own_address(vendor):
             self._found[vendor.name] = tuple(entry.model for entry in listed if _NAME.fullmatch(entry.model))
 
     def preload(self) -> None:

@@ -16,7 +16,8 @@ class Vendor(Struct, frozen=True, kw_only=True):
     `fallback_env` is the vendor's own name for the key, beside ours. `shares_keys_of`: whose settings are
     used when it has none. `default_base_url` None leaves the address to the adapter; `needs_base_url`: there
     is no such default. `needs_key`: also with a base URL. `needs_nothing`: neither key nor address.
-    `first_event_timeout_s` None: as for all.
+    `first_event_timeout_s` None: as for all. `tells_models`: it is asked what its models can do, since no
+    table knows them.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Vendor(Struct, frozen=True, kw_only=True):
     shares_keys_of: str | None = None
     fallback_env: str | None = None
     first_event_timeout_s: float | None = None
+    tells_models: bool = False
 
     @property
     def key_setting(self) -> str:
@@ -172,6 +174,7 @@ VENDORS: dict[str, Vendor] = {
             title="OpenRouter",
             make=_openrouter,
             default_base_url="https://openrouter.ai/api/v1",
+            tells_models=True,
             fallback_env="OPENROUTER_API_KEY",
             api="openai_chat",
             capabilities=_chat_capabilities,

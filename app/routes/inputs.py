@@ -264,6 +264,8 @@ async def require_sight(
         return
     model = await find_model()
     if not resources.providers.capabilities(model).images:
+        await resources.providers.discover()  # its server may know better than the tables
+    if not resources.providers.capabilities(model).images:
         raise InvalidField(f"The model {model!r} cannot see images; use one that can, or send text.")
 
 

@@ -256,3 +256,21 @@ async def test_where_only_admins_may_see_the_limits_the_names_are_listed() -> No
         [listed] = await provider.list_models()
         await provider.aclose()
     assert (listed.model, listed.capabilities.max_output_tokens) == ("gpt-4.1", 32_768)
+
+
+async def test_openrouter_tells_what_its_models_can_do() -> None:
+    entry = {
+        "id": "vendor/sees",
+        "context_length": 65_536,
+        "architecture": {"input_modalities": ["text", "image"]},
+        "top_provider": {"max_completion_tokens": None},
+        "supported_parameters": ["tools", "structured_outputs"],
+    }
+    async with ModelServer() as server:
+        server.enqueue(json_answer({"data": [entry]}))
+        provider = OpenAIChat(api_key="k", base_url=server.base_url, endpoint=OPENROUTER_CHAT)
+        [listed] = await provider.list_models()
+        await provider.aclose()
+        assert server.requests[0].path == "/models"
+    known = Capabilities(tools=True, images=True, output_schema=True, context_window_tokens=65_536)
+    assert (listed.model, listed.capabilities) == ("vendor/sees", known)
