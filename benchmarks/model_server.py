@@ -13,10 +13,17 @@ _END = (
     b'"usage":{"prompt_tokens":5,"completion_tokens":1,"total_tokens":6}}\n\ndata: [DONE]\n\n'
 )
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_MODELS = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 41\r\n\r\n"
+    b'{"object":"list","data":[{"id":"bench"}]}'
+)
 
 
 class BenchModel:
-    """`arrivals` gets the monotonic time, in seconds, at which each request's body was complete."""
+    """`arrivals` gets the monotonic time, in seconds, at which each request's body was complete.
+
+    A request for the list of models is answered, and does not count.
+    """
 
     def __init__(self) -> None:
         self.arrivals: asyncio.Queue[float] = asyncio.Queue()
@@ -37,6 +44,9 @@ class BenchModel:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET "):
+                    writer.write(_MODELS)
+                    continue
                 await reader.readexactly(_length(head))
                 self.arrivals.put_nowait(time.monotonic())
                 body = _CHUNK + _END
