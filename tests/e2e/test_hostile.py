@@ -68,6 +68,7 @@ async def test_of_answers_that_come_at_once_over_two_apis_one_counts(visit: Visi
 
 
 async def test_a_storm_of_prompts_and_cancels_leaves_a_log_without_gaps(visit: Visit) -> None:
+    """Q-10."""
     session_id = await visit.session()
     reader = visit.follow(session_id, "api 2", runs=20)
     path = f"/v1/sessions/{session_id}/events"

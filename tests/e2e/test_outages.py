@@ -35,6 +35,7 @@ async def test_readers_and_runs_outlive_a_redis_that_is_emptied_and_killed(visit
 
 
 async def test_a_prompt_is_taken_run_and_read_while_redis_is_away(visit: Visit) -> None:
+    """Q-09, L-02."""
     session_id = await visit.session("calculate")
     readers = visit.follow_both(session_id)
     visit.fleet.kill_redis()

@@ -21,6 +21,7 @@ AT_ONCE = 10
 async def test_a_reader_cut_after_any_number_of_events_gets_what_an_undisturbed_one_gets(
     visit: Visit,
 ) -> None:
+    """SSE-07."""
     session_id = await visit.session("calculate")
     ways = [api.name for api in visit.fleet.apis]
     undisturbed = visit.follow_both(session_id)

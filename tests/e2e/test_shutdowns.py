@@ -13,6 +13,7 @@ MARGIN_S = 20.0  # for a busy machine
 
 
 async def test_a_worker_that_is_told_to_end_hands_over_and_repeats_no_call(visit: Visit) -> None:
+    """Q-04."""
     streaming, short, endless = [await visit.session("charge") for _ in range(3)]
     for session_id in (streaming, short, endless):
         visit.follow_both(session_id)
@@ -83,6 +84,7 @@ async def test_a_worker_that_stood_still_for_too_long_writes_nothing_more(visit:
 
 
 async def test_an_api_that_is_told_to_end_or_killed_leaves_its_readers_to_others(visit: Visit) -> None:
+    """SSE-13."""
     session_id, quiet = await visit.session(), await visit.session()
     ways = ["api 1", "api 2"]
     readers = [visit.follow(session_id, *ways), visit.follow(session_id, "api 2")]

@@ -28,6 +28,7 @@ async def test_a_prompt_sent_to_one_api_is_watched_on_another_with_deltas(visit:
 
 
 async def test_another_worker_carries_on_whatever_a_killed_one_was_doing(visit: Visit) -> None:
+    """Q-01."""
     visit.fleet.pause("worker 2")  # so that all is done by the other one
     doing = [
         await begin(visit)

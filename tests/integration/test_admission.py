@@ -60,6 +60,7 @@ async def cancel(database: Database, run_id: str, reason: str | None = None) -> 
 
 
 async def test_fifty_prompts_at_once_become_one_run_and_a_dense_log(database: Database) -> None:
+    """Q-10."""
     session = await new_session(database)
     admissions = await asyncio.gather(*(post(database, session, f"prompt {n}") for n in range(50)))
 
@@ -178,6 +179,7 @@ async def test_run_cancelled_before_it_began_withdraws_its_batch_and_spares_othe
 
 
 async def test_cancel_of_a_running_run_is_a_flag_and_of_a_closed_one_nothing(database: Database) -> None:
+    """Q-06."""
     session = await new_session(database)
     first = await post(database, session, "one")
     assert first.run_id is not None
@@ -201,6 +203,7 @@ async def test_cancel_of_a_running_run_is_a_flag_and_of_a_closed_one_nothing(dat
 
 
 async def test_cancel_of_an_unknown_run_is_refused(database: Database) -> None:
+    """Q-06."""
     for run_id in ("run_" + "0" * 32, "sess_" + "0" * 32, ""):
         with pytest.raises(NotFound):
             await cancel(database, run_id)

@@ -163,6 +163,7 @@ async def test_expiry_is_kept(api: ServedApi) -> None:
 
 
 async def test_token_of_a_session_opens_that_session_and_nothing_else(api: ServedApi) -> None:
+    """S-03: what a browser may put into a URL."""
     me = await api.caller()
     mine, other = await me.session(), await me.session()
     async with api.database.transaction() as tx:

@@ -95,6 +95,7 @@ async def test_expired_key_opens_nothing(api: ServedApi) -> None:
 async def test_key_in_a_url_is_refused_and_no_key_is_ever_logged(
     api: ServedApi, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """S-03."""
     me = await api.caller()
     # Not the client's own lines, nor those of a logger that the server has silenced and pytest listens to.
     for name in ("httpx", "httpcore", "uvicorn.access"):
@@ -181,6 +182,7 @@ async def test_body_of_another_media_type_is_refused(api: ServedApi, media_type:
 
 
 async def test_encoded_body_is_refused(api: ServedApi) -> None:
+    """S-11: no body is unpacked."""
     me = await api.caller()
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     _problem(await me.http.post("/v1/agents", content=b"{}", headers=headers), 415, "unsupported_media_type")
@@ -228,6 +230,7 @@ HOSTILE = [
 @pytest.mark.parametrize("body", HOSTILE)
 @pytest.mark.parametrize("path", ["/v1/agents", f"/v1/agents/agent_{'0' * 32}"])
 async def test_hostile_body_is_a_client_error(api: ServedApi, path: str, body: bytes) -> None:
+    """S-14, and H-05 for names and metadata."""
     me = await api.caller()
     answer = await me.http.post(path, content=body, headers={"content-type": "application/json"})
     assert 400 <= answer.status_code < 500, answer.text
@@ -236,6 +239,7 @@ async def test_hostile_body_is_a_client_error(api: ServedApi, path: str, body: b
 
 
 async def test_nul_in_a_system_prompt_is_replaced(api: ServedApi) -> None:
+    """H-05."""
     me = await api.caller()
     agent = await me.post("/v1/agents", {"name": "a", "system": "a\0b"}, 201)
     assert agent["system"] == "a\N{REPLACEMENT CHARACTER}b"

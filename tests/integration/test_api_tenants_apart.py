@@ -75,6 +75,7 @@ async def _everything(caller: Caller, own: dict[str, str]) -> list[str]:
 
 
 async def test_ids_of_another_tenant_are_like_ids_that_do_not_exist(api: ServedApi) -> None:
+    """S-01: for every route of the OpenAPI document."""
     owner, stranger = await api.caller(), await api.caller()
     own = await _own(owner)
     unknown = {name: f"{_PREFIXES[name]}_{uuid4().hex}" for name in own}

@@ -3,12 +3,15 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.support.served_api import Caller, ServedApi, prompt, served_api
+from tests.support.sse_client import open_sse
 
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(24)).decode()
 
@@ -90,6 +93,7 @@ async def test_log_can_be_bounded_in_time(api: ServedApi) -> None:
 
 
 async def test_prompts_of_many_clients_at_once_get_one_dense_order(api: ServedApi) -> None:
+    """Q-10."""
     me = await api.caller()
     session = await me.session()
 
@@ -211,6 +215,7 @@ async def test_images_that_are_none_are_refused(api: ServedApi, source: dict[str
 
 
 async def test_unfit_characters_of_a_prompt_are_replaced_once_for_log_and_stream(api: ServedApi) -> None:
+    """H-05, H-07: what a user says is repaired."""
     me = await api.caller()
     session = await me.session()
     raw = b'{"events": [{"type": "user.message", "content": [{"type": "text", "text": "a\\u0000b\\ud800"}]}]}'
@@ -328,3 +333,19 @@ async def _seqs(me: Caller, path: str, **query: Any) -> list[int]:
         if page["next_page"] is None:
             return seqs
         query["page"] = page["next_page"]
+
+
+async def test_streams_leave_the_pool_to_other_requests(database_url: str, redis_url: str) -> None:
+    """SSE-15: each stream is authenticated and looks its session up, and then holds nothing."""
+    async with (
+        served_api(database_url, redis_url, database_pool_size=2) as api,
+        AsyncExitStack() as readers,
+    ):
+        me = await api.caller()
+        agent = await me.agent()
+        port, headers = urlsplit(api.url).port or 0, {"authorization": f"Bearer {me.key}"}
+        for _ in range(25):
+            path = f"/v1/sessions/{await me.session(agent)}/events/stream"
+            stream = await readers.enter_async_context(open_sse(port, path, headers=headers))
+            await stream.until_bytes(b"id: 0\n\n")
+        await asyncio.gather(*(me.get("/v1/sessions") for _ in range(50)))

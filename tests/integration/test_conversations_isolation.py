@@ -65,6 +65,7 @@ async def everything_of(caller: Caller) -> dict[str, str]:
 
 
 async def test_ids_of_another_tenant_are_unknown_on_every_route(api: ServedApi) -> None:
+    """S-01."""
     thief, owner = await api.caller("thief"), await api.caller("owner")
     theirs = await everything_of(owner)
     before = await _contents(api, owner.tenant_id)
@@ -89,6 +90,7 @@ async def test_own_parents_do_not_open_foreign_children(api: ServedApi) -> None:
 
 
 async def test_ids_of_another_tenant_in_bodies_are_unknown(api: ServedApi) -> None:
+    """S-01."""
     thief, owner = await api.caller("thief"), await api.caller("owner")
     theirs, mine = await everything_of(owner), await everything_of(thief)
     events = f"/v1/sessions/{mine['session_id']}/events"
@@ -118,6 +120,7 @@ async def test_own_files_may_be_shown_to_the_model(api: ServedApi) -> None:
 
 
 async def test_lists_and_filters_only_narrow_what_is_ones_own(api: ServedApi) -> None:
+    """S-01."""
     thief, owner = await api.caller("thief"), await api.caller("owner")
     theirs = await everything_of(owner)
     for path in ("/v1/agents", "/v1/sessions", "/v1/files"):

@@ -350,6 +350,7 @@ async def test_transcript_pages_show_blocks_in_order(api: ServedApi) -> None:
 
 
 async def test_usage_counts_what_is_known_and_says_what_is_not(api: ServedApi) -> None:
+    """A-04: sums tell how many requests have no price."""
     me = await api.caller()
     session = await me.session()
     entries = [("closed", 10, 4, 5, "0.25"), ("closed", 7, 0, 1, None), ("abandoned", None, None, None, None)]

@@ -6,12 +6,16 @@ from tests.support.served_api import served_api
 
 
 async def test_prompts_are_taken_and_read_back_while_redis_is_away(database_url: str, tmp_path: Path) -> None:
+    """Q-09: a prompt that is sent again is the same one."""
     async with served_api(database_url, f"unix://{tmp_path}/nobody-listens.sock") as api:
         me = await api.caller()
         agent = await me.agent()
         session = await me.session(agent)
 
-        events = [(await me.say(session, f"{number}"))[0] for number in range(3)]
+        key = {"idempotency-key": "once"}
+        events = [(await me.say(session, "0", headers=key))[0] for _ in range(2)]
+        assert events[0] == events.pop()
+        events += [(await me.say(session, f"{number}"))[0] for number in range(1, 3)]
         made = await me.post(f"/v1/agents/{agent}/prompt", {"prompt": "hello", "wait_s": 0}, 202)
         await me.post(f"/v1/runs/{made['run_id']}/cancel")
         stream = await me.http.get(f"/v1/sessions/{made['session_id']}/events/stream?until=idle")

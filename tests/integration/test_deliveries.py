@@ -310,6 +310,7 @@ async def test_rejected_prompt_stores_nothing_of_its_post(database: Database) ->
 
 
 async def test_of_ten_prompts_that_would_be_rejected_one_starts_a_run(database: Database) -> None:
+    """Q-10, for those that are not to wait."""
     session = await new_session(database)
     posts = (post(database, session, message(f"{n}", "reject"), message("on", "reject")) for n in range(10))
     outcomes = await asyncio.gather(*posts, return_exceptions=True)

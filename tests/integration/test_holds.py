@@ -500,6 +500,7 @@ async def test_sweeper_calls_nobody_dead_before_its_own_lease_has_lasted(databas
 async def test_lease_that_is_renewed_before_the_sweeper_has_the_lock_keeps_its_run(
     database: Database,
 ) -> None:
+    """Q-02: a run whose worker lives is never taken."""
     claimed = await held(database)
     assert await sweep(database, claimed.hold.session_id) is None
     assert await states_of(database, claimed.hold.session_id) == ["running"]

@@ -72,7 +72,10 @@ async def relay(redis_url: str, short_folder: Path) -> AsyncIterator[Relay]:
 async def test_an_event_between_any_read_and_what_follows_it_is_received_exactly_once(
     database_url: str, redis_url: str, where: str, nth_read: int, is_published: bool
 ) -> None:
-    """The reads of a new stream: where its cursor stands, then (at once) a page and the end of the log."""
+    """SSE-10.
+
+    The reads of a new stream: where its cursor stands, then (at once) a page and the end of the log.
+    """
     limits = NEVER_POLLS if is_published else None
     async with (
         open_database(database_url) as database,
@@ -104,6 +107,7 @@ async def test_an_event_between_any_read_and_what_follows_it_is_received_exactly
 async def test_the_last_event_of_a_run_between_reading_and_following_ends_the_stream(
     database_url: str, redis_url: str
 ) -> None:
+    """SSE-10, for the event that closes the run."""
     async with (
         open_database(database_url) as database,
         open_gated(database_url) as gated,
@@ -125,6 +129,7 @@ async def test_the_last_event_of_a_run_between_reading_and_following_ends_the_st
 async def test_an_event_published_before_the_subscription_is_acknowledged_is_not_lost(
     database_url: str, redis_url: str, relay: Relay
 ) -> None:
+    """SSE-10."""
     async with open_database(database_url) as database, replica(database, relay.url, NEVER_POLLS) as api:
         log = await new_log(database)
         relay.flows.clear()
@@ -142,6 +147,7 @@ async def test_an_event_published_before_the_subscription_is_acknowledged_is_not
 async def test_a_connection_cut_between_subscribing_and_its_acknowledgement_is_made_again(
     database_url: str, redis_url: str, relay: Relay
 ) -> None:
+    """L-02."""
     async with open_database(database_url) as database, replica(database, relay.url, NEVER_POLLS) as api:
         log = await new_log(database)
         relay.flows.clear()
@@ -221,6 +227,7 @@ async def test_a_lost_publication_is_healed_by_the_next_poll(database_url: str, 
 async def test_streams_go_on_from_postgres_while_redis_is_away_and_live_when_it_is_back(
     database_url: str, own_redis: OwnRedis
 ) -> None:
+    """L-02."""
     async with open_database(database_url) as database, replica(database, own_redis.url) as api:
         log = await new_log(database)
         async with open_sse(api.port, api.path(log, query="after=0")) as stream:
@@ -302,6 +309,7 @@ async def test_previews_survive_a_redis_that_stalls(database_url: str, redis_url
 async def test_subscriptions_come_back_however_often_their_connection_is_killed(
     database_url: str, redis_url: str, relay: Relay
 ) -> None:
+    """L-02."""
     async with open_database(database_url) as database, replica(database, relay.url, NEVER_POLLS) as api:
         log = await new_log(database)
         async with open_sse(api.port, api.path(log, query="after=0")) as stream:

@@ -7,6 +7,7 @@ from functools import partial
 import httpx
 import pytest
 
+from app.streaming.hub import TICK_S
 from app.streaming.limits import StreamLimits
 from providers.ids import new_id
 from tests.support.held_sessions import eventually as until
@@ -52,6 +53,7 @@ async def nothing_is_left(api: Replica) -> None:
 async def test_a_reader_that_never_reads_is_dropped_at_a_bound_and_costs_others_nothing(
     database_url: str, redis_url: str
 ) -> None:
+    """L-01."""
     limits = StreamLimits(stall_bytes=2 * 1024 * 1024, stall_s=3600.0)
     async with open_database(database_url) as database, replica(database, redis_url, limits) as api:
         log = await new_log(database)
@@ -90,6 +92,7 @@ async def test_a_reader_that_never_reads_is_dropped_at_a_bound_and_costs_others_
 async def test_a_reader_that_falls_off_the_ring_reads_on_from_postgres_without_a_gap(
     database_url: str, redis_url: str
 ) -> None:
+    """L-01, for a reader that begins to read in the end."""
     limits = StreamLimits(ring_bytes=20_000, stall_s=3600.0)
     async with open_database(database_url) as database, replica(database, redis_url, limits) as api:
         log = await new_log(database)
@@ -110,6 +113,7 @@ async def test_a_reader_that_falls_off_the_ring_reads_on_from_postgres_without_a
 async def test_a_stopped_reader_is_dropped_when_a_write_is_stuck_for_too_long(
     database_url: str, redis_url: str
 ) -> None:
+    """SSE-12, for a reader that stops and stays connected."""
     limits = StreamLimits(stall_s=0.5)
     async with open_database(database_url) as database, replica(database, redis_url, limits) as api:
         log = await new_log(database)
@@ -121,6 +125,7 @@ async def test_a_stopped_reader_is_dropped_when_a_write_is_stuck_for_too_long(
 
 
 async def test_quick_disconnects_leave_nothing_behind(database_url: str, redis_url: str) -> None:
+    """SSE-11."""
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
         for number in range(100):
@@ -139,6 +144,7 @@ async def test_quick_disconnects_leave_nothing_behind(database_url: str, redis_u
 async def test_a_stream_that_is_opened_and_never_answered_holds_nothing(
     database_url: str, redis_url: str
 ) -> None:
+    """SSE-11."""
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
         for _ in range(20):
@@ -150,6 +156,7 @@ async def test_a_stream_that_is_opened_and_never_answered_holds_nothing(
 async def test_a_disconnect_is_noticed_on_a_silent_stream_and_cancels_no_run(
     database_url: str, redis_url: str, how: str
 ) -> None:
+    """SSE-12."""
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
         await log.open_run()
@@ -167,15 +174,18 @@ async def test_a_disconnect_is_noticed_on_a_silent_stream_and_cancels_no_run(
 
 
 async def test_silent_streams_get_heartbeats_that_dispatch_nothing(database_url: str, redis_url: str) -> None:
+    """SSE-04: from a timer of the hub, so nothing that produces events can hold them up."""
     limits = StreamLimits(heartbeat_s=0.0)
     async with open_database(database_url) as database, replica(database, redis_url, limits) as api:
         log = await new_log(database)
         async with open_sse(api.port, api.path(log)) as stream:
             await stream.until_bytes(b": hb\n: hb\n")
             assert (stream.events, stream.last_event_id) == ([], "0")
+    assert StreamLimits().heartbeat_s + TICK_S < 15  # what proxies are told to wait for
 
 
 async def test_open_streams_hold_no_database_connection(database_url: str, redis_url: str) -> None:
+    """SSE-15."""
     async with open_database(database_url, pool_size=2) as database, replica(database, redis_url) as api:
         logs = [await new_log(database) for _ in range(25)]
         streams = [await api.connect(api.path(log, query="after=0")) for log in logs]
@@ -201,6 +211,7 @@ async def test_open_streams_hold_no_database_connection(database_url: str, redis
 async def test_at_shutdown_streams_are_flushed_and_broken_off_and_readers_go_on_elsewhere(
     database_url: str, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """SSE-13."""
     caplog.set_level(logging.WARNING)
     limits = StreamLimits(flush_s=60.0)
     async with open_database(database_url) as database, replica(database, redis_url) as other:
@@ -249,6 +260,7 @@ async def test_a_stopped_reader_does_not_hold_up_a_shutdown(
 
 
 async def test_many_readers_of_one_session_share_one_subscription(database_url: str, redis_url: str) -> None:
+    """L-02."""
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
         streams = [await api.connect(api.path(log, query="after=0")) for _ in range(50)]

@@ -178,6 +178,7 @@ async def test_a_reader_that_joins_in_the_middle_gets_the_text_so_far_and_then_f
 async def test_a_reader_cut_after_any_preview_resumes_without_repeating_a_byte(
     database_url: str, redis_url: str
 ) -> None:
+    """SSE-07, for previews."""
     async with (
         open_database(database_url) as database,
         replica(database, redis_url) as api,

@@ -56,9 +56,12 @@ async def test_a_reader_without_cursor_gets_its_position_and_only_what_comes_aft
 async def test_the_head_of_a_stream_keeps_proxies_from_holding_it_back(
     database_url: str, redis_url: str
 ) -> None:
+    """SSE-05: also while no worker has taken up the run."""
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
+        await log.open_run(state="queued")
         async with open_sse(api.port, api.path(log)) as stream:
+            await stream.until_bytes(b"id: 0\n\n")
             assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
             assert stream.headers["cache-control"] == "no-cache"
             assert stream.headers["x-accel-buffering"] == "no"
@@ -69,6 +72,7 @@ async def test_the_head_of_a_stream_keeps_proxies_from_holding_it_back(
 async def test_a_reader_cut_after_any_frame_resumes_exactly_on_another_replica(
     database_url: str, redis_url: str
 ) -> None:
+    """SSE-07."""
     async with (
         open_database(database_url) as database,
         replica(database, redis_url) as first,
@@ -94,6 +98,7 @@ async def _write_slowly(log: Log, publisher: Publisher, count: int) -> None:
 
 
 async def test_the_header_wins_over_the_query(database_url: str, redis_url: str) -> None:
+    """SSE-07."""
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
         await log.say(*"abcde")
@@ -147,6 +152,7 @@ async def test_retry_stands_only_in_the_first_frame(database_url: str, redis_url
 
 
 async def test_a_finished_run_is_replayed_once_and_the_stream_ends(database_url: str, redis_url: str) -> None:
+    """SSE-09."""
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
         await log.say("of an earlier run")
@@ -200,6 +206,7 @@ async def test_a_reader_of_some_types_gets_past_pages_that_have_none_of_them(
 async def test_a_cursor_in_the_middle_gets_the_tail_and_one_at_the_end_gets_204(
     database_url: str, redis_url: str
 ) -> None:
+    """SSE-09."""
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
         run = await log.open_run()

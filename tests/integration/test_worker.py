@@ -270,6 +270,7 @@ async def test_prompts_that_waited_follow_without_another_wake_up(
 
 
 async def test_prompt_starts_while_redis_is_away(database: Database, database_url: str, folder: Path) -> None:
+    """Q-09: the queued run itself is what is waited for, its wake-up only a hint."""
     redis = OwnRedis(folder)
     async with working(database_url, redis.url, sweeps=True) as worker:  # it was never there
         session = await new_session(database)
@@ -545,16 +546,21 @@ async def test_renewing_that_fails_for_good_is_told(
 async def test_runs_of_a_dead_worker_are_finished_by_another(
     database: Database, database_url: str, redis_url: str
 ) -> None:
+    """Q-02: taken back once, though two workers sweep; the prompt behind it is answered too."""
     session = await new_session(database)
     await post(database, session, "say: hello")
     dead = await new_worker(database)
     await claim(database, dead)
     await expire(database, dead)
-    async with working(database_url, redis_url, sweeps=True):
-        await until_states(database, session, "closed")
+    await post(database, session, "say: and you")
+    async with (
+        working(database_url, redis_url, sweeps=True, lease_s=1.0),
+        working(database_url, redis_url, sweeps=True, lease_s=1.0),
+    ):
+        await until_states(database, session, "closed", "closed")
     types = await types_of(database, session)
     assert types.count("session.status_rescheduled") == 1
-    assert types.count("agent.message") == 1
+    assert types.count("agent.message") == 2
 
 
 async def test_outage_of_the_database_takes_nobodys_runs(
@@ -672,6 +678,7 @@ async def test_cancel_that_redis_lost_is_heard_by_the_next_renewal(
 async def test_cancel_that_comes_after_its_run_leaves_the_next_one_alone(
     database: Database, database_url: str, redis_url: str
 ) -> None:
+    """Q-06."""
     async with working(database_url, redis_url) as worker:
         session = await new_session(database)
         await ask(worker, session, "wait: 0.3\nsay: hello")

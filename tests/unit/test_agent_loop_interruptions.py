@@ -97,6 +97,7 @@ async def test_an_undisturbed_run_has_no_moment_that_the_other_tests_leave_out()
 async def test_a_run_whose_worker_is_killed_at_any_moment_is_finished_by_the_next(
     moment: Moment, most: int, hold_no: int
 ) -> None:
+    """H-01, Q-01."""
     killed = 0
     for n in range(1, most + 1):
         session, tools = new_session(), Tools()
@@ -131,6 +132,7 @@ async def test_a_run_whose_worker_is_killed_at_any_moment_is_finished_by_the_nex
 
 
 async def test_a_call_whose_result_is_stored_never_runs_again() -> None:
+    """Q-04."""
     for n in range(1, COMMITS):
         session, tools = new_session(), Tools()
         stored: list[str] = []

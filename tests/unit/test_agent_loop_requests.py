@@ -273,6 +273,7 @@ async def test_a_surrogate_pair_that_is_split_over_deltas_is_never_shown_half() 
 
 
 async def test_nul_from_the_model_is_replaced_in_stream_and_store_alike() -> None:
+    """H-05."""
     session = await played(text("a\x00b"))
     shown = [frame for frame in session.frames if frame.get("delta", {}).get("type") == "content_delta"]
     assert shown[0]["delta"]["content"]["text"] == "a\ufffdb"

@@ -198,6 +198,7 @@ async def test_prompts_that_wait_behind_a_cancelled_run_are_run() -> None:
 
 
 async def test_the_time_limit_closes_the_run_and_keeps_the_text() -> None:
+    """Q-05."""
     session = MemorySession(agent(time_limit_s=900.0))
     session.post("go")
 

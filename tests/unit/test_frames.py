@@ -56,12 +56,14 @@ def _text_of(event: SseEvent) -> str:
 
 @pytest.mark.parametrize("text", NASTY_TEXTS)
 def test_a_durable_frame_gives_a_spec_reader_one_event_with_the_text_unchanged(text: str) -> None:
+    """SSE-01, SSE-02."""
     (event,) = parse(_message_frame(text))
     assert (event.type, event.id, _text_of(event)) == ("agent.message", "7", text)
 
 
 @pytest.mark.parametrize("text", NASTY_TEXTS)
 def test_a_delta_frame_gives_a_spec_reader_one_event_with_the_text_unchanged(text: str) -> None:
+    """SSE-01, SSE-02: text cannot become a field of the stream."""
     frame = delta_frame(event_id="evt_1", delta=encode_delta(_delta(text)), seq=7, n=3)
     (event,) = parse(frame)
     assert (event.type, event.id) == ("event_delta", "7-3")
@@ -70,6 +72,7 @@ def test_a_delta_frame_gives_a_spec_reader_one_event_with_the_text_unchanged(tex
 
 @pytest.mark.parametrize("text", NASTY_TEXTS)
 def test_no_frame_holds_a_character_that_a_naive_reader_splits_lines_at(text: str) -> None:
+    """SSE-01."""
     delta = delta_frame(event_id="evt_1", delta=encode_delta(_delta(text)), seq=7, n=3)
     for frame in (_message_frame(text), delta):
         lines = frame.decode().splitlines()
@@ -79,6 +82,7 @@ def test_no_frame_holds_a_character_that_a_naive_reader_splits_lines_at(text: st
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_text_survives_every_way_of_cutting_the_bytes(size: int) -> None:
+    """SSE-16, for our own frames."""
     frame = _message_frame("修复 🙂 é")
     parser = SseParser()
     events = [event for at in range(0, len(frame), size) for event in parser.feed(frame[at : at + size])]
@@ -121,6 +125,7 @@ def test_a_gap_frame_moves_no_cursor_and_has_no_seq() -> None:
 
 
 def test_a_heartbeat_dispatches_nothing_and_moves_no_cursor() -> None:
+    """SSE-04."""
     parser = SseParser()
     frames = position_frame(3) + HEARTBEAT + _message_frame("after it", seq=4)
     (event,) = parser.feed(frames)

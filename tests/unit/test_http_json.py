@@ -24,6 +24,7 @@ def _nested(levels: int) -> bytes:
 
 
 def test_text_of_a_user_is_repaired() -> None:
+    """H-05."""
     assert (
         decode_json(b'{"text":"a\\u0000b\\ud83d"}', Body).text
         == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
@@ -56,6 +57,7 @@ def test_surrogate_pairs_are_one_character() -> None:
     ],
 )
 def test_field_that_cannot_be_used_is_named(body: bytes, field: str) -> None:
+    """H-05: names, titles, keys and metadata are refused, not repaired."""
     with pytest.raises(InvalidField) as refused:
         decode_json(body, Body)
     assert refused.value.field == field
@@ -83,6 +85,7 @@ def test_field_that_cannot_be_used_is_named(body: bytes, field: str) -> None:
     ],
 )
 def test_body_that_is_not_json_is_refused(body: bytes) -> None:
+    """S-14."""
     with pytest.raises(InvalidRequest):
         decode_json(body, Body)
 

@@ -17,10 +17,12 @@ READ_ONLY = Usage(input_tokens=2572, cache_read_tokens=2048, output_tokens=40, r
 
 @pytest.mark.parametrize(("usage", "cost"), [(WRITTEN, "0.0020336"), (READ_ONLY, "0.0017776")])
 def test_a_cost_is_exact_and_counts_each_token_once(usage: Usage, cost: str) -> None:
+    """A-01."""
     assert price("anthropic", "m", usage, AT, overrides={"m": PRICES}) == Price(Decimal(cost), "override")
 
 
 def test_counts_that_contradict_each_other_are_never_negative() -> None:
+    """A-01."""
     counts = billed_counts(
         Usage(
             input_tokens=10,
@@ -75,6 +77,7 @@ def test_one_hour_cache_writes_have_their_own_price() -> None:
     ],
 )
 def test_a_model_without_a_price_has_an_unknown_cost(vendor: str, model: str) -> None:
+    """A-04."""
     assert price(vendor, model, WRITTEN, AT) == UNKNOWN
 
 
@@ -87,11 +90,13 @@ def test_a_usage_without_its_counts_has_an_unknown_cost(
 
 
 def test_a_partial_price_is_an_unknown_cost_when_the_missing_part_is_used() -> None:
+    """A-04."""
     input_only = {"m": ModelPrice(input_usd=Decimal(2))}
     assert price("openai", "m", READ_ONLY, AT, overrides=input_only) == UNKNOWN
 
 
 def test_an_explicit_price_of_zero_is_zero() -> None:
+    """A-04."""
     free = {"m": ModelPrice(input_usd=Decimal(0), output_usd=Decimal(0))}
     assert price("openai-chat", "m", WRITTEN, AT, overrides=free) == Price(Decimal(0), "override")
 

@@ -168,12 +168,14 @@ IMAGE = ImageBlock(source=Base64Source(media_type="image/png", data="iVBORw0KGgo
     ],
 )
 def test_each_value_has_one_json_form(value: object, text: str) -> None:
+    """H-08."""
     assert json_text(value) == text
     assert json.loads(text, parse_constant=pytest.fail) is not None
 
 
 @pytest.mark.parametrize("value", [object(), {"x": object()}, [10**5_000], lambda: None])
 def test_a_value_without_a_json_form_is_an_error_for_the_model(value: object) -> None:
+    """H-08."""
     with pytest.raises(UnusableResult):
         json_text(value)
 
