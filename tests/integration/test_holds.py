@@ -32,6 +32,7 @@ from providers.types import Usage
 from tests.support.held_sessions import (
     Writer,
     answer,
+    batch_of,
     check_invariants,
     claim,
     eventually,
@@ -93,10 +94,6 @@ async def held(database: Database, *texts: str) -> Claim:
     session = await new_session(database)
     await post(database, session, *(texts or ("hello",)))
     return await take(database)
-
-
-async def batch_of(database: Database, claimed: Claim) -> tuple[str, ...]:
-    return tuple(bound.id for bound in (await snapshot_of(database, claimed.hold)).batch)
 
 
 async def sweep(database: Database, session: str) -> Swept | None:
@@ -323,50 +320,6 @@ async def test_workers_that_claim_at_once_take_each_run_once(database: Database)
         claims.append(late)  # found all candidates locked
     assert sorted(claimed.hold.session_id for claimed in claims) == sorted(sessions)
     assert {claimed.hold.epoch for claimed in claims} == {1}
-
-
-async def test_long_queue_of_one_tenant_does_not_keep_another_waiting(database: Database) -> None:
-    greedy = await new_session(database)
-    await post(database, greedy, "hello")
-    async with database.transaction() as tx:
-        await tx.execute(
-            """
-            INSERT INTO sessions (id, tenant_id, agent_id, agent_version)
-            SELECT gen_random_uuid(), tenant_id, agent_id, agent_version
-            FROM sessions, generate_series(1, 999) WHERE id = $1
-            """,
-            to_uuid(greedy),
-        )
-        await tx.execute(
-            """
-            INSERT INTO runs (id, tenant_id, session_id, state, after_seq)
-            SELECT gen_random_uuid(), tenant_id, id, 'queued', 0 FROM sessions WHERE id <> $1
-            """,
-            to_uuid(greedy),
-        )
-    workers = [await new_worker(database) for _ in range(4)]
-    assert await asyncio.gather(*(claim(database, worker) for worker in workers)) != [None] * 4
-    (modest,) = await new_sessions(database)
-    await post(database, modest, "hello")
-
-    assert (await take(database, workers[0])).hold.session_id == modest  # before all that had come before
-
-
-async def test_tenants_take_turns_also_when_one_run_is_worked_on_at_a_time(database: Database) -> None:
-    tenants = [await new_tenant(database) for _ in range(3)]
-    for tenant in tenants:
-        for session in await new_sessions(database, 4, tenant_id=tenant):
-            await post(database, session, "hello")
-    worker = await new_worker(database)
-    served = []
-    for _ in range(9):
-        claimed = await take(database, worker)
-        served.append(claimed.tenant_id)
-        batch = await batch_of(database, claimed)
-        async with database.transaction() as tx:
-            assert await store_step(tx, fence_of(claimed), Writer(claimed).close(batch))
-    assert Counter(served) == dict.fromkeys(tenants, 3)
-    assert [set(served[at : at + 3]) for at in (0, 3, 6)] == [set(tenants)] * 3
 
 
 async def test_cap_of_a_tenant_is_kept_by_claims_at_once(database: Database) -> None:

@@ -38,6 +38,8 @@ from tests.support.held_sessions import (
     eventually,
     expire,
     fetch,
+    is_waiting_for_a_lock,
+    long_transaction,
     new_session,
     new_sessions,
     new_worker,
@@ -402,6 +404,33 @@ async def test_blocked_event_loop_does_not_lose_its_runs(
         await worker.renewed(2)
         assert worker.tasks == 1
     assert (await types_of(database, session)).count("session.status_rescheduled") == 1  # at the end
+
+
+async def test_commit_that_waits_for_a_lock_for_three_leases_costs_no_run(
+    database: Database, database_url: str, redis_url: str
+) -> None:
+    may_end = asyncio.Event()
+
+    @tool(label="Gate")
+    async def gate() -> str:
+        """Waits until it may end."""
+        await may_end.wait()
+        return "done"
+
+    async with (
+        working(database_url, redis_url, lease_s=1.0, tools=(gate,)) as one,
+        working(database_url, redis_url, lease_s=1.0, sweeps=True, wakes=False, slots=0) as two,
+    ):
+        session = await new_session(database, tools=(BuiltinTool(name="gate"),))
+        await ask(one, session, "call: gate {}")
+        await until_saved(database, session, "span.tool_start")
+        async with long_transaction(database) as tx:
+            await tx.execute("SELECT FROM sessions WHERE id = $1 FOR UPDATE", to_uuid(session))
+            may_end.set()
+            await eventually(lambda: is_waiting_for_a_lock(database))
+            await two.renewed(9)  # one each third of a lease, and sweeps in between
+        await until_states(database, session, "closed")
+    assert "session.status_rescheduled" not in await types_of(database, session)
 
 
 async def test_event_loop_that_hangs_for_good_loses_its_lease(

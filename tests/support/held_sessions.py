@@ -116,7 +116,7 @@ async def asking(database: Database, *kinds: CallKind) -> Asking:
     session = await new_session(database)
     await post(database, session, "ask me")
     claimed = await take(database)
-    batch = tuple(bound.id for bound in (await snapshot_of(database, claimed.hold)).batch)
+    batch = await batch_of(database, claimed)
     writer = Writer(claimed)
     step, calls = writer.ask(*kinds)
     assert await store_commit(database, claimed, replace(step, applied=batch))
@@ -203,6 +203,10 @@ async def take(database: Database, worker_id: str | None = None) -> Claim:
 async def snapshot_of(database: Database, hold: Hold) -> Snapshot:
     async with database.transaction() as tx:
         return await load_snapshot(tx, hold)
+
+
+async def batch_of(database: Database, claimed: Claim) -> tuple[str, ...]:
+    return tuple(bound.id for bound in (await snapshot_of(database, claimed.hold)).batch)
 
 
 def fence_of(claimed: Claim, **fields: Any) -> Fence:
