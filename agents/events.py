@@ -76,11 +76,16 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class UserMessage(Event, frozen=True, kw_only=True, tag="user.message"):
-    """A prompt was admitted. Its id is the prompt's id; prompts of one POST share `batch_id`."""
+    """A prompt was admitted. Its id is the prompt's id; prompts of one POST share `batch_id`.
+
+    `answers`, only where it is no prompt but the answer to questions: the tool uses that asked them. Their
+    `user.custom_tool_result`s follow.
+    """
 
     content: tuple[UserContent, ...]
     delivery: Delivery
     batch_id: str
+    answers: tuple[str, ...] | UnsetType = UNSET
 
 
 class UserInterrupt(Event, frozen=True, kw_only=True, tag="user.interrupt"):
@@ -272,7 +277,7 @@ class AgentToolUse(Event, frozen=True, kw_only=True, tag="agent.tool_use"):
 
 
 class AgentCustomToolUse(Event, frozen=True, kw_only=True, tag="agent.custom_tool_use"):
-    """The model asked for a tool that the client runs; answer it with `user.custom_tool_result`."""
+    """The model called a tool of the client, or asks the user: it waits for `user.custom_tool_result`."""
 
     name: str
     input: JsonObject

@@ -120,7 +120,7 @@ def add_prose(draft: Draft, parts: tuple[Part, ...], *, incomplete: bool) -> Non
 
 def add_use(draft: Draft, part: Part, call: ToolCall) -> None:
     """Adds the event of a call, under the id of its preview."""
-    if call.kind == "client":
+    if call.kind != "server":
         draft.event(AgentCustomToolUse, event_id=call.id, name=call.name, input=call.input)
         return
     assert isinstance(part.block, ToolUseBlock)

@@ -79,6 +79,8 @@ class Toolbox:
         offer = self._offers[use.name]
         if offer.tool is None:
             return replace(call, state="open", kind="client")
+        if offer.tool.asks_user:
+            return replace(call, state="open", kind="question")
         return replace(call, state="open") if offer.requires_approval else call
 
     def _problem(self, part: Part, use: ToolUseBlock) -> tuple[str, str | None]:

@@ -30,8 +30,9 @@ class StoredMessage(Struct, frozen=True, kw_only=True):
 CallState = Literal["pending", "running", "open", "done"]
 """pending: not begun; running: begun by some hold; open: waits for the client; done: has its result."""
 
-CallKind = Literal["server", "client"]
-"""server: runs on our side; open while it waits for its approval. client: the client sends its result."""
+CallKind = Literal["server", "client", "question"]
+"""server: runs on our side; open while it waits for its approval. client: the client sends its result.
+question: it asks the user, so that the next message of the client can be its result."""
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):

@@ -156,6 +156,7 @@ STATUS: dict[type[Exception], int] = {
     tools.errors.InvalidArguments: 422,
     tools.errors.UnknownTool: 422,
     tools.errors.UnusableResult: 500,
+    tools.errors.AnswerRefused: 422,
     tools.errors.SchemaRefused: 422,
 }
 """Every class of the four `errors` modules, by itself: a test fails when one is missing."""

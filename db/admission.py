@@ -23,7 +23,14 @@ from agents.events import (
     UserMessage,
 )
 from agents.types import CloseRun
-from db.answers import AnswerInput, ConfirmationInput, admit_answer, admit_confirmation
+from db.answers import (
+    AnswerInput,
+    ConfirmationInput,
+    admit_answer,
+    admit_confirmation,
+    admit_reply,
+    open_questions,
+)
 from db.arrivals import (
     Admission,
     NewPrompt,
@@ -88,7 +95,7 @@ async def admit(
     """Stores `inputs` in order; prompts among them are one batch and have one delivery.
 
     Raises: NotFound, Conflict (`session_archived`, `session_busy`, `wrong_answer`, `not_waiting`,
-    `already_answered`), QueueFull.
+    `already_answered`), AnswerRefused, QueueFull.
     """
     admission = Admission(session_id=session_id)
     batch_id = new_id("batch")
@@ -237,6 +244,12 @@ async def _admit_prompt(
 ) -> None:
     delivery = prompt.delivery or "queue"
     is_first = not admission.has_prompts
+    key_id = None if api_key_id is None else to_uuid(api_key_id)
+    questions = await open_questions(tx, locked) if prompt.delivery is None else ()
+    if questions:
+        await admit_reply(tx, locked, prompt.content, questions, api_key_id=key_id, admission=admission)
+        admission.run_id = admission.run_id or public_or_none("run", locked.run_id)
+        return
     run_id = None if is_first else await _run_for_batch(tx, locked, batch_id)
     if is_first and locked.run_id is not None and delivery == "reject":
         raise Conflict(
@@ -244,7 +257,6 @@ async def _admit_prompt(
             f"The session works on the run {public('run', locked.run_id)}, and the prompt was to be rejected"
             " in that case. Send it again later, or with another delivery.",
         )
-    key_id = None if api_key_id is None else to_uuid(api_key_id)
     run = None
     if locked.run_id is None:
         run_id = to_uuid(new_id("run"))

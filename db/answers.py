@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from agents.answers import allowed, answered, denied
+from agents.answers import allowed, answered, denied, replied
 from agents.closing import record_result
 from agents.drafts import Draft
 from agents.events import (
@@ -16,16 +16,18 @@ from agents.events import (
     StopReason,
     UserContent,
     UserCustomToolResult,
+    UserMessage,
     UserToolConfirmation,
 )
 from agents.log import LoggedEvent
 from agents.types import ToolCall
-from db.arrivals import Admission, append, draft_of_session, lock_session
+from db.arrivals import Admission, NewPrompt, append, draft_of_session
 from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, to_uuid
 from db.parts import encode_json
 from db.work import CALL_COLUMNS, LockedSession, call_of
+from providers.ids import new_id
 
 
 class AnswerInput(Struct, frozen=True, kw_only=True, tag="user.custom_tool_result"):
@@ -55,7 +57,7 @@ class _StoredCall(Struct, frozen=True, kw_only=True):
 async def admit_answer(
     tx: Transaction, locked: LockedSession, answer: AnswerInput, admission: Admission
 ) -> None:
-    """Raises: NotFound, Conflict (`wrong_answer`, `not_waiting`, `already_answered`)."""
+    """Raises: NotFound, Conflict (`wrong_answer`, `not_waiting`, `already_answered`), AnswerRefused."""
     found = await _find_call(tx, locked, answer.custom_tool_use_id)
     if found.call.kind == "server":
         raise _wrong(found.call, "is no call of a client's tool: it takes a `user.tool_confirmation`, if any")
@@ -70,8 +72,9 @@ async def admit_answer(
         content=answer.content,
         is_error=answer.is_error,
     )
-    done = answered(found.call, answer.content, is_error=answer.is_error)
-    await _store_answer(tx, locked, draft, done, digest=digest, admission=admission)
+    await _store_call(tx, answered(found.call, answer.content, is_error=answer.is_error), digest)
+    await _append_answer(tx, locked, draft, admission)
+    await _after_answer(tx, locked, admission)
 
 
 async def admit_confirmation(
@@ -97,7 +100,60 @@ async def admit_confirmation(
     else:
         decided = denied(found.call, confirmation.deny_message)
         record_result(draft, decided)
-    await _store_answer(tx, locked, draft, decided, digest=digest, admission=admission)
+    await _store_call(tx, decided, digest)
+    await _append_answer(tx, locked, draft, admission)
+    await _after_answer(tx, locked, admission)
+
+
+async def open_questions(tx: Transaction, locked: LockedSession) -> tuple[ToolCall, ...]:
+    """What the waiting run asks the user; empty when it waits for anything else too, or does not wait."""
+    if locked.run_state != "waiting":
+        return ()
+    rows = await tx.fetch(
+        f"SELECT {CALL_COLUMNS} FROM tool_calls WHERE run_id = $1 AND state = 'open'"
+        " ORDER BY position, index",
+        locked.run_id,
+    )
+    calls = tuple(call_of(row) for row in rows)
+    return calls if all(call.kind == "question" for call in calls) else ()
+
+
+async def admit_reply(
+    tx: Transaction,
+    locked: LockedSession,
+    content: tuple[UserContent, ...],
+    questions: tuple[ToolCall, ...],
+    *,
+    api_key_id: UUID | None,
+    admission: Admission,
+) -> None:
+    """A plain message that answers all open questions. It is the run's from the start, and never pending."""
+    batch_id = new_id("batch")  # its own: prompts that were sent with it are for another run
+    draft = draft_of_session(locked, run_id=locked.run_id)
+    message = draft.event(
+        UserMessage,
+        content=content,
+        delivery="queue",
+        batch_id=batch_id,
+        answers=tuple(call.id for call in questions),
+    )
+    stored = NewPrompt(
+        id=message.id,
+        batch_id=batch_id,
+        content=content,
+        delivery="queue",
+        api_key_id=api_key_id,
+        run_id=locked.run_id,
+        state="applied",
+    )
+    await append(tx, locked, draft, admission, prompt=stored)
+    admission.answered.append(admission.events[-1])
+    draft = draft_of_session(locked, run_id=locked.run_id)
+    for call in questions:
+        draft.event(UserCustomToolResult, custom_tool_use_id=call.id, content=content, is_error=False)
+        await _store_call(tx, replied(call, content), _digest(content, False))
+    await append(tx, locked, draft, admission)
+    await _after_answer(tx, locked, admission)
 
 
 async def _find_call(tx: Transaction, locked: LockedSession, tool_use_id: str) -> _StoredCall:
@@ -120,16 +176,8 @@ def _digest(*parts: Any) -> bytes:
     return hashlib.sha256(encode_json(parts).encode()).digest()
 
 
-async def _store_answer(
-    tx: Transaction,
-    locked: LockedSession,
-    draft: Draft,
-    call: ToolCall,
-    *,
-    digest: bytes,
-    admission: Admission,
-) -> None:
-    """Stores the call as the answer has left it, with the events of `draft`, the answer's own first."""
+async def _store_call(tx: Transaction, call: ToolCall, digest: bytes) -> None:
+    """Stores the call as an answer has left it."""
     await tx.execute(
         """
         UPDATE tool_calls SET state = $2, outcome = $3, result = $4, answer_sha256 = $5,
@@ -142,15 +190,19 @@ async def _store_answer(
         None if call.result is None else encode_json(call.result),
         digest,
     )
+
+
+async def _append_answer(tx: Transaction, locked: LockedSession, draft: Draft, admission: Admission) -> None:
+    """Stores the events of `draft`, the first of which is the answer's own."""
     position = len(admission.events)
     await append(tx, locked, draft, admission)
     admission.answered.append(admission.events[position])
-    if locked.run_state == "waiting":
-        await _after_answer(tx, await lock_session(tx, admission.session_id), admission)
 
 
 async def _after_answer(tx: Transaction, locked: LockedSession, admission: Admission) -> None:
-    """Queues the waiting run when nothing is open any more; else says what remains."""
+    """Queues a waiting run when nothing is open any more; else says what remains."""
+    if locked.run_state != "waiting":
+        return
     rows = await tx.fetch(
         "SELECT id FROM tool_calls WHERE run_id = $1 AND state = 'open' ORDER BY position, index",
         locked.run_id,

@@ -1,6 +1,7 @@
 """What all that comes in for a session shares: its lock, its place in the log, what follows the commit."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 from uuid import UUID
 
 from msgspec import Struct
@@ -53,7 +54,10 @@ class NewRun(Struct, frozen=True, kw_only=True):
 
 
 class NewPrompt(Struct, frozen=True, kw_only=True):
-    """A pending prompt; `id` is that of its `user.message`. `run_id`: the run that it is bound to."""
+    """A prompt; `id` is that of its `user.message`. `run_id`: the run that it is bound to.
+
+    `state` `applied`: its run has it already, as the answer to questions.
+    """
 
     id: str
     batch_id: str
@@ -61,6 +65,7 @@ class NewPrompt(Struct, frozen=True, kw_only=True):
     delivery: Delivery
     api_key_id: UUID | None
     run_id: UUID | None
+    state: Literal["pending", "applied"] = "pending"
 
 
 async def append(
@@ -126,10 +131,11 @@ def _add_prompt(parts: Parts, prompt: NewPrompt) -> None:
         """
         INSERT INTO prompts
             (id, tenant_id, session_id, batch_id, seq, state, delivery, content, api_key_id, run_id)
-        SELECT {}, fence.tenant_id, fence.session_id, {}, fence.last_seq, 'pending', {}, {}, {}, {} FROM fence
+        SELECT {}, fence.tenant_id, fence.session_id, {}, fence.last_seq, {}, {}, {}, {}, {} FROM fence
         """,
         to_uuid(prompt.id),
         to_uuid(prompt.batch_id),
+        prompt.state,
         prompt.delivery,
         encode_json(prompt.content),
         prompt.api_key_id,

@@ -4,6 +4,7 @@ ToolError                the model can correct it: its text becomes the call's r
 ├── InvalidArguments     the arguments do not fit the schema
 ├── UnknownTool          no tool of that name is offered to this agent
 └── UnusableResult       the tool returned something that has no JSON form
+AnswerRefused            the client can correct it: its answer does not fit what was asked
 SchemaRefused            whoever defines the tool can correct it: its schema cannot be used
 """
 
@@ -26,6 +27,12 @@ class UnknownTool(ToolError):
 
 class UnusableResult(ToolError):
     code = "unusable_result"
+
+
+class AnswerRefused(Exception):
+    """A client's answer to questions that cannot be one. The message says why."""
+
+    code: ClassVar[str] = "invalid_answer"
 
 
 class SchemaRefused(Exception):

@@ -26,6 +26,7 @@ def tool(
     execution: Execution = "parallel",
     idempotent: bool = False,
     requires_approval: bool = False,
+    asks_user: bool = False,
     timeout_s: float | None = None,
     tags: frozenset[str] = frozenset(),
 ) -> Callable[[Callable[..., Awaitable[Any]]], Tool]:
@@ -59,6 +60,7 @@ def tool(
             execution=execution,
             idempotent=idempotent,
             requires_approval=requires_approval,
+            asks_user=asks_user,
             timeout_s=timeout_s,
             tags=tags,
         )

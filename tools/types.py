@@ -44,6 +44,7 @@ class Tool:
     `execution`: `sequential` makes the whole batch of a turn run one call after the other.
     `idempotent`: the call may be run again when its worker died in the middle of it.
     `requires_approval`: no call runs before the client has allowed it. An agent can say otherwise.
+    `asks_user`: it is never executed; the run waits until the client has answered.
     `timeout_s`: None means no limit but the run's.
     """
 
@@ -56,6 +57,7 @@ class Tool:
     execution: Execution = "parallel"
     idempotent: bool = False
     requires_approval: bool = False
+    asks_user: bool = False
     timeout_s: float | None = None
     tags: frozenset[str] = field(default_factory=frozenset)
 

@@ -130,9 +130,12 @@ def _to_tool(given: ToolParam, field: str, resources: Resources) -> AgentTool:
     match given:
         case BuiltinToolParam():
             try:
-                resources.tools.get(given.name)
+                tool = resources.tools.get(given.name)
             except UnknownTool as error:
                 raise InvalidField(f"{field}.name: {error}", field=f"{field}.name") from error
+            if given.requires_approval and tool.asks_user:
+                field = f"{field}.requires_approval"
+                raise InvalidField(f"{field}: {tool.name!r} asks the user anyway.", field=field)
             return BuiltinTool(name=given.name, requires_approval=given.requires_approval)
         case CustomToolParam():
             try:

@@ -29,6 +29,7 @@ class ToolView(Struct, frozen=True, kw_only=True):
     requires_approval: Annotated[
         bool, Meta(description="Calls wait for a `user.tool_confirmation`, unless an agent says otherwise.")
     ]
+    asks_user: Annotated[bool, Meta(description="Its calls wait until you have answered them for the user.")]
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
@@ -84,6 +85,7 @@ async def list_tools(
                 execution=tool.execution,
                 idempotent=tool.idempotent,
                 requires_approval=tool.requires_approval,
+                asks_user=tool.asks_user,
             )
             for tool in tools
         ]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from agents.answers import allowed, answered, denied
+from agents.answers import allowed, answered, denied, replied
 from agents.closing import OpenWork, close_step, record_result, requeue_step, stops_here
 from agents.config import AgentConfig, QueueMode
 from agents.drafts import Draft
@@ -187,12 +187,21 @@ class MemorySession:
     def answer(self, call_id: str, text: str, *, is_error: bool = False) -> None:
         """The client's result for a call that is open."""
         call = self.calls[call_id]
-        assert call.kind == "client"
+        assert call.kind != "server"
         assert call.state == "open"
         content = (TextBlock(text=text),)
         draft = self._draft()
         draft.event(UserCustomToolResult, custom_tool_use_id=call_id, content=content, is_error=is_error)
         self._answered(draft, answered(call, content, is_error=is_error))
+
+    def reply(self, text: str) -> None:
+        """A plain message while only questions are open."""
+        content = (TextBlock(text=text),)
+        for call in self.open_calls():
+            assert call.kind == "question"
+            draft = self._draft()
+            draft.event(UserCustomToolResult, custom_tool_use_id=call.id, content=content, is_error=False)
+            self._answered(draft, replied(call, content))
 
     def confirm(self, call_id: str, result: Confirmation, message: str | None = None) -> None:
         """The client allows or denies a call that waits for its approval."""

@@ -46,17 +46,17 @@ class Visit:
             )
         return Caller(tenant_id=self.tenant_id, key=self.key, http=self.clients[url])
 
-    async def session(self, *tools: str | AgentTool, api: str = "api 1") -> str:
+    async def session(self, *tools: str | AgentTool, api: str = "api 1", **limits: Any) -> str:
         """A session of a new agent."""
-        return await self.at(api).session(await self.agent(*tools))
+        return await self.at(api).session(await self.agent(*tools, **limits))
 
-    async def agent(self, *tools: str | AgentTool) -> str:
+    async def agent(self, *tools: str | AgentTool, **limits: Any) -> str:
         """A new agent, made in Postgres, since no api knows the tests' tools."""
         config = AgentConfig(
             name="tester",
             model=ModelChoice(id="rehearsal:demo"),
             tools=tuple(BuiltinTool(name=tool) if isinstance(tool, str) else tool for tool in tools),
-            max_turns=200,
+            **{"max_turns": 200} | limits,
         )
         async with self.database.transaction(self.tenant_id) as tx:
             return public("agent", await create_agent(tx, config))
