@@ -29,6 +29,8 @@ from app.errors import Problem
 from app.routes.agents import AgentCreate
 from app.settings import FALLBACKS, PREFIX, load_settings
 from app.streaming.frames import delta_frame, encode_delta, gap_frame, start_frame
+from providers.types import TextBlock
+from tools.questions import read_answers
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -282,6 +284,21 @@ def _read_agent(text: str, given: Any) -> Any:
     return given
 
 
+def _read_answers(text: str, given: Any) -> Any:
+    options = [{"label": label} for answer in given["answers"] for label in _listed(answer)]
+    questions = [{"question": f"Question {n}?", "options": options} for n in range(len(given["answers"]))]
+    (block,) = read_answers({"questions": questions}, (TextBlock(text=text),))
+    assert isinstance(block, TextBlock)
+    assert block.text.startswith("Question 0?\n"), "it was not read as answers"
+    for answer in given["answers"]:
+        assert ", ".join(_listed(answer)) in block.text
+    return given
+
+
+def _listed(answer: Any) -> list[str]:
+    return [] if answer is None else answer if isinstance(answer, list) else [answer]
+
+
 def _read_prices(text: str, given: Any) -> Any:
     settings = load_settings({"ARMILLARY_PRICE_OVERRIDES": text})
     return {
@@ -306,6 +323,8 @@ def reader_of(given: dict[str, Any]) -> Callable[[str, Any], Any]:
         return _read_problem
     if {"name", "model"} <= given.keys():
         return _read_agent
+    if given.keys() == {"answers"}:
+        return _read_answers
     return _read_prices
 
 
