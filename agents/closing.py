@@ -51,7 +51,7 @@ WORKER_LOST = "The process that ran this call was lost. Whether it had effects i
 class OpenWork(Struct, frozen=True, kw_only=True):
     """What of a run is not finished, as it stands in the database.
 
-    `turn` is the number of finished requests, None for none. `open_request` is the id of a ledger entry
+    `turn` is that of the last request, None before the first. `open_request` is the id of a ledger entry
     without an end. `calls`: those of the last assistant message, when the transcript lacks their results.
     `batch`: the run's own prompts not applied; `pending`: nobody's; `modes`: how many of these go together.
     """
@@ -68,13 +68,13 @@ class OpenWork(Struct, frozen=True, kw_only=True):
 
 
 def draft_of(work: OpenWork, now: datetime) -> Draft:
-    """An empty draft for `work`. An open request belongs to the turn that it was to finish."""
+    """An empty draft for `work`."""
     return Draft(
         session_id=work.session_id,
         run_id=work.run_id,
         now=now,
         next_position=work.next_position,
-        turn=work.turn if work.open_request is None else (work.turn or 0) + 1,
+        turn=work.turn,
     )
 
 

@@ -47,6 +47,7 @@ class Progress:
         self.clock = clock
         self.messages: list[Message] = [stored.message for stored in snapshot.messages]
         self.turns = snapshot.turns
+        self.turn = snapshot.last_turn
         self.batch = snapshot.batch
         self.calls: tuple[ToolCall, ...] = snapshot.inbox.calls
         self.next_position = snapshot.next_position
@@ -61,21 +62,21 @@ class Progress:
         if not self._is_announced:
             draft.event(StatusRunning)
 
-    async def commit(self, write: Write, *, turn: int | None = None) -> None:
+    async def commit(self, write: Write) -> None:
         """Stores a step that does not depend on what has come in. Raises: HoldLost."""
-        draft = self._written(write, turn)
+        draft = self._written(write)
         self._append_finished(draft)
         step = draft.build()
         await self.sink.commit(step)
         self._advance(step)
 
-    async def decide(self, write: Write, *, turn: int | None = None) -> None:
+    async def decide(self, write: Write) -> None:
         """Stores a step that was decided on the inbox; decides again as long as something has come in.
 
         Raises: HoldLost; Stopped when the run was cancelled or its time is over, with nothing written.
         """
         while not self._must_stop():
-            draft = self._written(write, turn)
+            draft = self._written(write)
             self._append_finished(draft)
             if await self._is_stored(draft):
                 return
@@ -89,47 +90,47 @@ class Progress:
         while not (self._must_stop() or self.stops_after_turn):
             if not self.expects_answer:
                 return False
-            if await self._is_stored(self._written(write, turn)):
+            if await self._is_stored(self._written(write, turn=turn)):
                 return True
         raise Stopped
 
-    async def end_turn(self, write: Write = nothing, *, turn: int | None = None) -> None:
+    async def end_turn(self, write: Write = nothing) -> None:
         """Closes the run as finished, after what `write` adds; goes on instead when steering has come in.
 
         Raises: HoldLost.
         """
         while True:
-            draft = self._written(write, turn)
+            draft = self._written(write)
             if not self._goes_on(draft.turns or self.turns):
                 close(draft, self._work(draft), self._end_reason())
             if draft.is_empty or await self._is_stored(draft):
                 return
 
-    async def close(self, stop: StopReason, write: Write = nothing, *, turn: int | None = None) -> None:
+    async def close(self, stop: StopReason, write: Write = nothing) -> None:
         """Closes the run, after what `write` adds, whatever has come in. Raises: HoldLost."""
         while True:
-            draft = self._written(write, turn)
+            draft = self._written(write)
             close(draft, self._work(draft), stop)
             if await self._is_stored(draft):
                 return
 
-    async def close_stopped(self, write: Write = nothing, *, turn: int | None = None) -> None:
+    async def close_stopped(self, write: Write = nothing) -> None:
         """Closes the run that a cancel or the time limit has stopped. Raises: HoldLost."""
         await self._look()
         if self._stop.cause == "timed_out":
             reason = StopReason(type="timed_out", message="The run reached its time limit.")
         else:
             reason = self._cancelled()
-        await self.close(reason, write, turn=turn)
+        await self.close(reason, write)
 
-    async def fail(self, code: str, text: str, write: Write = nothing, *, turn: int | None = None) -> None:
+    async def fail(self, code: str, text: str, write: Write = nothing) -> None:
         """Closes the run with an error that is not a provider's. `text` is for users. Raises: HoldLost."""
 
         def write_error(draft: Draft) -> None:
             write(draft)
             add_session_error(draft, code=code, message=text)
 
-        await self.close(StopReason(type="error", code=code, message=text), write_error, turn=turn)
+        await self.close(StopReason(type="error", code=code, message=text), write_error)
 
     async def may_start(self) -> bool:
         """See `Inbox.may_start`."""
@@ -181,13 +182,13 @@ class Progress:
         cancel = self._view.cancel
         return StopReason(type="cancelled", message=None if cancel is None else cancel.reason)
 
-    def _written(self, write: Write, turn: int | None) -> Draft:
+    def _written(self, write: Write, *, turn: int | None = None) -> Draft:
         draft = Draft(
             session_id=self.snapshot.session_id,
             run_id=self.snapshot.run_id,
             now=self.clock.now(),
             next_position=self.next_position,
-            turn=turn if turn is not None else self.turns or None,
+            turn=self.turn if turn is None else turn,
         )
         write(draft)
         return draft
@@ -218,7 +219,7 @@ class Progress:
         return OpenWork(
             session_id=self.snapshot.session_id,
             run_id=self.snapshot.run_id,
-            turn=self.turns or None,
+            turn=self.turn,
             next_position=self.next_position,
             calls=self.calls_after(draft),
             batch=self.batch,
@@ -235,6 +236,8 @@ class Progress:
         if step.applied:
             self.batch = _without(self.batch, step.applied)
             self._view = replace(self._view, pending=_without(self._view.pending, step.applied))
+        if step.opened is not None:
+            self.turn = step.opened.turn
         if step.turns is not None:
             self.turns = step.turns
         if any(isinstance(event, StatusRunning) for event in step.events):

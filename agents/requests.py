@@ -143,7 +143,7 @@ class ModelRequests:
 
         if attempt == 1:
             return exchange if await self._progress.begin_turn(write, turn=turn) else None
-        await self._progress.decide(write, turn=turn)  # a retry belongs to the turn that is in progress
+        await self._progress.decide(write)  # a retry belongs to the turn that is in progress
         return exchange
 
     def _take_up(self, draft: Draft) -> None:
@@ -216,7 +216,7 @@ class ModelRequests:
             exchange.close(draft, self._target.price, error_code=error.code)
             add_error(draft, error, retry="retrying")
 
-        await self._progress.commit(write, turn=exchange.turn)
+        await self._progress.commit(write)
 
     async def _give_up(self, exchange: Exchange, error: ProviderError) -> None:
         _log.error("provider request failed for good: %s", error.message, extra={"code": error.code})
@@ -228,14 +228,14 @@ class ModelRequests:
             add_error(draft, error, retry="exhausted" if error.is_retryable else "terminal")
 
         stop = StopReason(type=kind, code=error.code, message=user_text(error))
-        await self._progress.close(stop, write, turn=exchange.turn)
+        await self._progress.close(stop, write)
 
     async def _close_partial(self, exchange: Exchange) -> None:
         def write(draft: Draft) -> None:
             keep_partial_text(draft, exchange)
             exchange.close(draft, self._target.price, error_code=self._stop.cause)
 
-        await self._progress.close_stopped(write, turn=exchange.turn)
+        await self._progress.close_stopped(write)
 
     async def _finish(self, exchange: Exchange) -> None:
         """Stores the whole answer, with the starts of its calls or with the close of the run."""
@@ -265,14 +265,14 @@ class ModelRequests:
         code = self._leads_nowhere(calls)
         if code is not None:
             text = "The model kept asking for tool calls that cannot be made."
-            await self._progress.fail(code, text, write, turn=exchange.turn)
+            await self._progress.fail(code, text, write)
             return
         may_start = await self._progress.may_start()
         try:
-            await self._progress.decide(partial(write, may_start=may_start), turn=exchange.turn)
+            await self._progress.decide(partial(write, may_start=may_start))
         except Stopped:
             # The answer is whole: it is kept, and none of its calls starts.
-            await self._progress.close_stopped(write, turn=exchange.turn)
+            await self._progress.close_stopped(write)
 
     async def _finish_last(self, exchange: Exchange, end: MessageEnd) -> None:
         """An answer that asks for nothing more closes the run, in the same step."""
@@ -293,12 +293,12 @@ class ModelRequests:
 
         if end.stop is Stop.CONTEXT_WINDOW and not has_text:
             text = "The conversation is longer than the model can take."
-            await self._progress.fail("context_too_long", text, write, turn=exchange.turn)
+            await self._progress.fail("context_too_long", text, write)
             return
         if is_refused:
-            await self._progress.close(StopReason(type="refusal"), write, turn=exchange.turn)
+            await self._progress.close(StopReason(type="refusal"), write)
         else:
-            await self._progress.end_turn(write, turn=exchange.turn)
+            await self._progress.end_turn(write)
 
     def _leads_nowhere(self, calls: tuple[ToolCall, ...]) -> str | None:
         """Why it is no use to go on: the model keeps asking for calls that cannot be made. None: go on.

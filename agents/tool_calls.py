@@ -99,7 +99,7 @@ class ToolCalls:
         await self._progress.commit(write)
 
     async def _go_on(self) -> None:
-        await self._begin_owned()
+        self._begin_owned()
         if self._executions:
             await self._wait_for_one()
             await self._store()
@@ -108,23 +108,29 @@ class ToolCalls:
         else:
             await self._wait_for_client()
 
-    async def _begin_owned(self) -> None:
+    def _begin_owned(self) -> None:
         due = [
             call
             for call in self._progress.calls
             if call.state == "running" and call.id in self._owned and call.id not in self._executions
         ]
-        if due:
-            await self._progress.until_live()
         for call in due:
             tool = self._toolbox.find(call.name)
             timeout_s = math.inf if tool is None or tool.timeout_s is None else tool.timeout_s
             self._executions[call.id] = _Execution(
                 name=call.name,
-                task=asyncio.create_task(_execute(tool, call, self._context(call))),
+                task=asyncio.create_task(self._execute(tool, call)),
                 timeout_s=timeout_s,
                 due_s=asyncio.get_running_loop().time() + timeout_s,
             )
+
+    async def _execute(self, tool: Tool | None, call: ToolCall) -> ToolResult:
+        if tool is None:
+            raise ToolError("This tool is not available any more.")
+        context = self._context(call)
+        # Last of all: between this and the tool's own code, a worker that stands still goes unnoticed.
+        await self._progress.until_live()
+        return to_result(await tool.execute(call.input, context))
 
     async def _wait_for_one(self) -> None:
         """Returns when a call has finished, or has been ended because its time is over."""
@@ -244,12 +250,6 @@ class ToolCalls:
             idempotency_key=call.id,
             progress=progress,
         )
-
-
-async def _execute(tool: Tool | None, call: ToolCall, context: ToolContext) -> ToolResult:
-    if tool is None:
-        raise ToolError("This tool is not available any more.")
-    return to_result(await tool.execute(call.input, context))
 
 
 def _outcome(execution: _Execution) -> Finished:

@@ -88,7 +88,8 @@ class InboxView(Struct, frozen=True, kw_only=True):
 class Snapshot(Struct, frozen=True, kw_only=True):
     """A session and its run as a hold found them.
 
-    `batch`: the run's own prompts that are not applied yet. `turns`: requests that the run has finished.
+    `batch`: the run's own prompts that are not applied yet. `turns`: requests that the run has finished;
+    `last_turn`: that of its last request, finished or not, None before the first.
     `next_position`: where the transcript goes on. `deadline_at`: when the run's time limit is reached.
     """
 
@@ -99,6 +100,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     batch: tuple[PendingPrompt, ...]
     inbox: InboxView
     turns: int
+    last_turn: int | None
     next_position: int
     deadline_at: datetime
     end_user_id: str | None = None

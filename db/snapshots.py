@@ -10,7 +10,7 @@ from db.engine import Record, Transaction
 from db.holds import Hold
 from db.ids import public, to_uuid
 from db.sessions import effective_agent
-from db.work import INBOX, inbox_of
+from db.work import INBOX, LAST_TURN, inbox_of
 from providers.ids import is_id
 from providers.types import Base64Source, Block, Message, NativeBlocks
 
@@ -19,7 +19,7 @@ _blocks = msgspec.json.Decoder(tuple[Block, ...])
 
 _HEAD = f"""
 SELECT {INBOX}, agent_versions.config, sessions.agent_overrides, sessions.end_user_id, runs.turns,
-    runs.deadline_at, sessions.last_position
+    {LAST_TURN}, runs.deadline_at, sessions.last_position
 FROM sessions JOIN runs ON runs.session_id = sessions.id
 JOIN agent_versions ON agent_versions.agent_id = sessions.agent_id
     AND agent_versions.version = sessions.agent_version
@@ -48,6 +48,7 @@ async def load_snapshot(tx: Transaction, hold: Hold) -> Snapshot:
         batch=unfinished.batch,
         inbox=unfinished.view,
         turns=row["turns"],
+        last_turn=row["last_turn"],
         next_position=row["last_position"] + 1,
         deadline_at=row["deadline_at"],
         end_user_id=row["end_user_id"],

@@ -36,7 +36,6 @@ class LockedSession(Struct, frozen=True, kw_only=True):
     now: datetime
     run_id: UUID | None = None
     run_state: str | None = None
-    run_turns: int = 0
     run_takeovers: int = 0
     run_takeovers_since_progress: int = 0
     run_worker_id: UUID | None = None
@@ -47,8 +46,7 @@ class LockedSession(Struct, frozen=True, kw_only=True):
 
 
 _RUN_COLUMNS = """
-    runs.id AS run_id, runs.state AS run_state, coalesce(runs.turns, 0) AS run_turns,
-    coalesce(runs.takeovers, 0) AS run_takeovers,
+    runs.id AS run_id, runs.state AS run_state, coalesce(runs.takeovers, 0) AS run_takeovers,
     coalesce(runs.takeovers_since_progress, 0) AS run_takeovers_since_progress,
     runs.worker_id AS run_worker_id, runs.cancel_requested_at, runs.cancel_mode, runs.cancel_reason,
     runs.wait_until, clock_timestamp() AS now
@@ -84,6 +82,16 @@ SELECT {_RUN_COLUMNS}
 FROM (SELECT) AS one LEFT JOIN runs ON runs.session_id = $1 AND runs.state <> 'closed'
 """
 
+# The run counts finished requests only; its last one may have failed, and wait to be made again.
+LAST_TURN = """
+    (SELECT CASE WHEN run_id = $2 THEN turn END FROM usage_entries WHERE session_id = $1
+        ORDER BY opened_at DESC LIMIT 1) AS last_turn
+"""
+_REQUESTS = f"""
+SELECT {LAST_TURN},
+    (SELECT id FROM usage_entries WHERE session_id = $1 AND state = 'open' AND run_id = $2) AS open_request
+"""
+
 
 async def find_locked(
     tx: Transaction, session_id: UUID, *, skip_locked: bool = False
@@ -107,16 +115,14 @@ async def find_locked(
 async def load_work(tx: Transaction, locked: LockedSession) -> OpenWork:
     """What the locked session's open run has not finished."""
     assert locked.run_id is not None
-    open_request = await tx.fetchval(
-        "SELECT id FROM usage_entries WHERE session_id = $1 AND state = 'open' AND run_id = $2",
-        locked.id,
-        locked.run_id,
-    )
+    requests = await tx.fetchrow(_REQUESTS, locked.id, locked.run_id)
+    assert requests is not None
+    open_request = requests["open_request"]
     prompts = await _pending(tx, locked.id)
     return OpenWork(
         session_id=public("sess", locked.id),
         run_id=public("run", locked.run_id),
-        turn=locked.run_turns or None,
+        turn=requests["last_turn"],
         next_position=locked.last_position + 1,
         open_request=None if open_request is None else public("evt", open_request),
         calls=await unsettled_calls(tx, locked.id, locked.last_position),

@@ -1,6 +1,7 @@
 """The hold on a session: who may write, who may take, and what a storm of all of it leaves behind."""
 
 import asyncio
+import json
 import random
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from agents.closing import next_run
 from agents.config import QueueModes
@@ -432,6 +434,26 @@ async def test_run_of_a_worker_that_gave_up_its_lease_is_queued_again(database: 
     assert swept.is_queued
     assert await sweep(database, session) is None
     assert (await types_of(database, session))[-1] == "session.status_rescheduled"
+
+
+async def test_run_that_is_taken_back_between_two_attempts_stays_in_its_turn(database: Database) -> None:
+    session = await new_session(database)
+    await post(database, session, "hello")
+    worker = await new_worker(database)
+    claimed = await take(database, worker)
+    writer, request = Writer(claimed), new_id("evt")
+    opening, closing = writer.draft(), writer.draft()
+    opening.opened = RequestOpened(id=request, turn=2, provider="rehearsal", model="demo")
+    closing.closed = RequestClosed(id=request, usage=Usage(), error_code="provider_overloaded")
+    fence = fence_of(claimed)
+    for draft in (opening, closing):
+        async with database.transaction() as tx:
+            await store_step(tx, fence, draft.build())
+        fence = replace(fence, commit_no=claimed.commit_no + 1)
+    await expire(database, worker)
+    await sweep(database, session)
+    event = (await fetch(database, "SELECT body FROM events ORDER BY created_at DESC LIMIT 1"))[0]["body"]
+    assert (json.loads(event)["type"], json.loads(event)["turn"]) == ("session.status_rescheduled", 2)
 
 
 async def test_sweeper_calls_nobody_dead_before_its_own_lease_has_lasted(database: Database) -> None:

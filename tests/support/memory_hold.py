@@ -277,6 +277,7 @@ class MemorySession:
             batch=tuple(self.prompts[key] for key in run.prompt_ids if key in self.prompts),
             inbox=self.inbox(),
             turns=run.turns,
+            last_turn=self._last_turn(),
             next_position=len(self.messages) + 1,
             deadline_at=run.deadline_at,
         )
@@ -366,7 +367,9 @@ class MemorySession:
         if opened is not None:
             assert not any(row["state"] == "open" for row in self.ledger.values()), "two open requests"
             assert opened.id not in self.ledger
-            self.ledger[opened.id] = {**msgspec.to_builtins(opened), "state": "open"}
+            assert self.run is not None
+            fields = msgspec.to_builtins(opened)
+            self.ledger[opened.id] = {**fields, "run_id": self.run.id, "state": "open"}
         if closed is not None:
             row = self.ledger[closed.id]
             assert row["state"] == "open", "a ledger entry is closed twice"
@@ -403,13 +406,18 @@ class MemorySession:
         calls = [call for call in self.calls.values() if call.position == len(self.messages)]
         return tuple(sorted(calls, key=lambda call: call.index))
 
+    def _last_turn(self) -> int | None:
+        assert self.run is not None
+        turns = [row["turn"] for row in self.ledger.values() if row["run_id"] == self.run.id]
+        return turns[-1] if turns else None
+
     def _work(self) -> OpenWork:
         assert self.run is not None
         opened = [key for key, row in self.ledger.items() if row["state"] == "open"]
         return OpenWork(
             session_id=self.id,
             run_id=self.run.id,
-            turn=self.run.turns or None,
+            turn=self._last_turn(),
             next_position=len(self.messages) + 1,
             open_request=opened[0] if opened else None,
             calls=self._unsettled(),

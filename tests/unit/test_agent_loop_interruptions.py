@@ -22,10 +22,12 @@ call: look_up {"n": 2}
 call: ask {"q": "sure?"}
 ---
 think: They have answered.
+fail: stream_truncated after 1 times 1
+retry_after: 0.01
 say: All is done.
 """
 OBJECT: JsonObject = {"type": "object"}
-COMMITS = 7
+COMMITS = 9
 PREVIEWS = 40
 
 

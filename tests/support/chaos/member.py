@@ -95,7 +95,7 @@ def install_in_worker(passed: Passing, folder: Path) -> None:
     inside(recovery, "sweep_session", "sweep.inside", before="sweep.before", passed=passed)
     inside(supervisor, "hand_over", "handover.inside", passed=passed)
     around(Publisher, "_pipeline", before="publish.before", after="publish.after", passed=passed)
-    around(tool_calls, "_execute", before="tool.before", after="tool.after", passed=passed)
+    around(tool_calls.ToolCalls, "_execute", before="tool.before", after="tool.after", passed=passed)
     _wrap_requests(passed, folder)
 
 
