@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from agents.closing import next_run
+from agents.closing import model_usage, next_run
 from agents.config import QueueModes
 from agents.errors import HoldLost, InboxChanged
 from agents.events import RequestEnd, RequestStart, TokenUsage
@@ -441,10 +441,17 @@ async def test_run_that_is_taken_back_between_two_attempts_stays_in_its_turn(dat
     await post(database, session, "hello")
     worker = await new_worker(database)
     claimed = await take(database, worker)
-    writer, request = Writer(claimed), new_id("evt")
-    opening, closing = writer.draft(), writer.draft()
-    opening.opened = RequestOpened(id=request, turn=2, provider="rehearsal", model="demo")
-    closing.closed = RequestClosed(id=request, usage=Usage(), error_code="provider_overloaded")
+    opening, closing = Writer(claimed).draft(), Writer(claimed).draft()
+    started = opening.event(RequestStart, provider="rehearsal", model="demo")
+    opening.opened = RequestOpened(id=started.id, turn=2, provider="rehearsal", model="demo")
+    closing.event(
+        RequestEnd,
+        model_request_start_id=started.id,
+        model_usage=model_usage(Usage()),
+        usage=TokenUsage(),
+        is_error=True,
+    )
+    closing.closed = RequestClosed(id=started.id, usage=Usage(), error_code="provider_overloaded")
     fence = fence_of(claimed)
     for draft in (opening, closing):
         async with database.transaction() as tx:
