@@ -27,7 +27,8 @@ TEXT = "pace: 5\nthink: Let me see.\nlong: 20"
 TURNS = f"{TEXT}\n{CHARGE}\n---\n{LOOK_UP}\n{CHARGE}\n---\necho"
 TWICE = f"fail: provider_overloaded after 1 times 1\nretry_after: 0.01\n{TEXT}"
 ASK = 'call: ask {"question": "Which?"}'
-ASKS = f'{ASK}\ncall: pay {{"name": "SESSION", "for_s": 0.1}}\n---\necho'
+QUESTION = 'call: ask_user {"questions": [{"question": "Which?"}]}'
+ASKS = f'{ASK}\ncall: pay {{"name": "SESSION", "for_s": 0.1}}\n---\n{QUESTION}\n---\necho'
 
 
 def lively(number: int) -> tuple[tuple[Act, ...], ...]:

@@ -17,25 +17,35 @@ from agents.events import Delivery
 from tests.support.served_api import prompt
 from tests.support.visit import Visit
 
+Json = dict[str, Any]
+
 ASK = ClientTool(name="ask", description="Asks the user.", input_schema={"type": "object"})
-TOOLS = ("charge", "pay", "look_up", "refuse", "calculate", ASK)
-TOOL_NAMES = ("charge", "pay", "look_up", "refuse", "calculate", "ask")
+TOOLS = ("charge", "pay", "look_up", "refuse", "calculate", "ask_user", ASK)
+TOOL_NAMES = tuple(tool if isinstance(tool, str) else tool.name for tool in TOOLS)
+WAIT_TIMEOUT_S = 3.0  # for the client, which leaves some questions without an answer
+QUESTIONS: list[Json] = [
+    {"question": "Which?", "options": [{"label": "This one."}, {"label": "That one."}]},
+    {"question": "And why?"},
+]
 REPEAT_S = 0.1
 GIVE_UP_S = 40.0
-
-Json = dict[str, Any]
 
 
 class Desk:
     """A client at one session. It repeats what got no answer, over the other api.
 
-    `acknowledged`: each prompt that was taken, by its event's id, with its text.
+    `acknowledged`: each prompt that was taken, by its event's id, with its text. `accepted`: each answer that
+    was taken, by its tool use's id, with its text. `replies`: messages that were taken as answers, by id.
+    `asked_late`: questions that are answered when their run waits for it.
     """
 
     def __init__(self, visit: Visit, session_id: str) -> None:
         self.visit = visit
         self.session_id = session_id
         self.acknowledged: dict[str, str] = {}
+        self.accepted: dict[str, str] = {}
+        self.replies: set[str] = set()
+        self.asked_late: set[str] = set()
         self.withdrawn: set[str] = set()
         self.repeated = 0
 
@@ -58,17 +68,6 @@ class Desk:
 
     async def send(self, *events: Json) -> httpx.Response:
         return await self.request("POST", f"/v1/sessions/{self.session_id}/events", {"events": list(events)})
-
-    async def answer(self, event: Json) -> None:
-        """Does what the session waits for. Every third call is not allowed."""
-        content = [{"type": "text", "text": f"An answer to {event['id']}."}]
-        result = {"type": "user.custom_tool_result", "custom_tool_use_id": event["id"], "content": content}
-        if event["type"] == "agent.tool_use":
-            decision = "deny" if int(event["id"][-4:], 16) % 3 == 0 else "allow"
-            result = {"type": "user.tool_confirmation", "tool_use_id": event["id"], "result": decision}
-        answer = await self.send(result)
-        # It was cancelled meanwhile.
-        assert answer.status_code == 200 or answer.json()["code"] == "not_waiting", answer.text
 
 
 class Act(Protocol):
@@ -172,10 +171,11 @@ def _called(rng: random.Random) -> list[str]:
         f"call: refuse {arguments(0.1)}",
         'call: calculate {"expression": "6 * 7"}',
         'call: ask {"question": "Which?"}',
+        f"call: ask_user {json.dumps({'questions': QUESTIONS[: rng.randint(1, 2)]})}",
         'call: calculate {"expression": ',
         "call: nothing_of_that_name {}",
     )
-    return rng.choices(calls, weights=(5, 5, 2, 1, 3, 2, 1, 1), k=rng.choice((0, 1, 1, 2, 3)))
+    return rng.choices(calls, weights=(5, 5, 2, 1, 3, 2, 3, 1, 1), k=rng.choice((0, 1, 1, 2, 3)))
 
 
 def _ended(rng: random.Random) -> list[str]:

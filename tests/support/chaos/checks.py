@@ -13,8 +13,9 @@ from agents.transcript import repaired
 from db.errors import DatabaseError
 from db.ids import public, to_uuid
 from db.sweeping import MAX_TAKEOVERS, MAX_TAKEOVERS_SINCE_PROGRESS
-from providers.types import Block, Message, TextBlock
+from providers.types import Block, Message, TextBlock, ToolResultBlock
 from tests.support.chaos.acts import TOOL_NAMES, Desk
+from tests.support.chaos.answering import named_in
 from tests.support.chaos.stage import FALSE_KEY, LEASE_S, SWEEP_S, Stage
 from tests.support.fleet import eventually
 from tests.support.provider_rules import refusals
@@ -104,6 +105,7 @@ class Evidence:
             *self._run_problems(),
             *self._transcript_problems(),
             *self._call_problems(),
+            *self._answer_problems(),
             *self._ledger_problems(),
             *self._secret_problems(),
         ]
@@ -175,8 +177,9 @@ class Evidence:
                 found.append(f"the prompt {prompt_id} is {state}, the log says something else")
             if heard[text] != (state == "applied"):
                 found.append(f"the prompt {prompt_id}, {state}, is in the transcript {heard[text]} times")
-        if len(states) != len(self.desk.acknowledged):
-            found.append(f"{len(states)} prompts, {len(self.desk.acknowledged)} were acknowledged")
+        taken = self.desk.acknowledged.keys() | self.desk.replies
+        if states.keys() != taken:
+            found.append(f"prompts that nobody knows of, or that are gone: {states.keys() ^ taken}")
         return found
 
     # -- promise 9: a run closes exactly once -----------------------------------------------------------
@@ -237,6 +240,31 @@ class Evidence:
         strange = begun.keys() - {public("evt", row["id"]) for row in self.calls}
         return found + [f"executed without a call: {key}" for key in strange]
 
+    # -- promises 1 and 7: what was accepted as an answer is the call's result, and nothing else is ------
+
+    def _answer_problems(self) -> list[str]:
+        found = []
+        logged: dict[str, list[str]] = defaultdict(list)
+        for event in self.events:
+            if event["type"] == "user.custom_tool_result":
+                logged[event["custom_tool_use_id"]] += [block["text"] for block in event["content"]]
+        heard: dict[str, list[str]] = defaultdict(list)
+        for block in (block for message in self.messages for block in message.blocks):
+            if isinstance(block, ToolResultBlock):
+                heard[block.tool_use_id] += [one.text for one in block.content if isinstance(one, TextBlock)]
+        for row in self.calls:
+            key = public("evt", row["id"])
+            text = self.desk.accepted.get(key)
+            if logged[key] != ([] if text is None else [text]):
+                found.append(f"{row['name']} {key}: {text!r} was accepted, the log says {logged[key]}")
+            if text is None and row["outcome"] == "ok" and row["kind"] != "server":
+                found.append(f"{row['name']} {key} has a result that nobody gave")
+            results = heard[row["tool_use_id"]]
+            if text is not None and (len(results) != 1 or named_in(text) not in results[0]):
+                found.append(f"{row['name']} {key}: {text!r} was accepted, the model was told {results}")
+        strange = self.desk.accepted.keys() - {public("evt", row["id"]) for row in self.calls}
+        return found + [f"accepted for no call: {key}" for key in strange]
+
     # -- promise 11: every request is in the ledger once ------------------------------------------------
 
     def _ledger_problems(self) -> list[str]:
@@ -267,7 +295,7 @@ def described(error: BaseException) -> str:
 
 
 def _is_expected(stop: Any, run: Any) -> bool:
-    if stop["type"] in {"end_turn", "cancelled"} or stop.get("code") == "request_rejected":
+    if stop["type"] in {"end_turn", "cancelled"} or stop.get("code") in {"request_rejected", "not_answered"}:
         return True
     # Nobody is to blame for a run whose workers were lost again and again.
     is_poison: bool = run["takeovers_since_progress"] + 1 >= MAX_TAKEOVERS_SINCE_PROGRESS

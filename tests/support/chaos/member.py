@@ -182,8 +182,8 @@ def install_in_api(passed: Passing) -> None:
     from app.streaming.publisher import Publisher
     from db import admission, answers
 
+    around(admission, "lock_session", before="admit.before", passed=passed)
     for module in (admission, answers):
-        around(module, "lock_session", before="admit.before", passed=passed)
         _wrap_append(module, passed)
     around(Publisher, "announce", before="announce.before", after="announce.after", passed=passed)
     around(WakeUps, "wake", before="wake.before", passed=passed)

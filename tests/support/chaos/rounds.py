@@ -8,12 +8,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.support.chaos.acts import TOOLS, Act, Desk
+from tests.support.chaos.acts import TOOLS, WAIT_TIMEOUT_S, Act, Desk
+from tests.support.chaos.answering import answer_all
 from tests.support.chaos.checks import Evidence, LeaseWatch, described, settled
 from tests.support.chaos.faults import BLOWS, STRIKES, PointFault, Target, TimedFault
 from tests.support.chaos.plan import Plan
 from tests.support.chaos.stage import Stage
-from tests.support.follower import Follower
 from tests.support.visit import Visit, visiting
 
 TOLERATED = ("provider request failed for good",)  # as the script asks
@@ -60,7 +60,7 @@ class _Round:
         self._desks: list[Desk] = []
 
     async def play(self) -> None:
-        agent_id = await self._visit.agent(*TOOLS)
+        agent_id = await self._visit.agent(*TOOLS, wait_timeout_s=WAIT_TIMEOUT_S)
         watch = LeaseWatch(self._visit)
         try:
             for _ in self._plan.sessions:
@@ -87,7 +87,7 @@ class _Round:
             if isinstance(fault, PointFault):
                 self._stage.arm(fault.point, STRIKES[fault.strike], nth=fault.nth)
         async with asyncio.TaskGroup() as group:
-            answering = [group.create_task(_answer(desk)) for desk in self._desks]
+            answering = [group.create_task(answer_all(desk)) for desk in self._desks]
             playing = [
                 group.create_task(_perform(desk, acts))
                 for desk, acts in zip(self._desks, self._plan.sessions, strict=True)
@@ -128,6 +128,12 @@ class _Round:
                 for event in evidence.events
             ),
             "calls": len(evidence.calls),
+            "answers": len(desk.accepted),
+            "messages taken as answers": len(desk.replies),
+            "waits that timed out": sum(
+                event["type"] == "session.status_idle" and event["stop_reason"].get("code") == "not_answered"
+                for event in evidence.events
+            ),
             "requests": len(evidence.ledger),
             "requests abandoned": sum(row["state"] == "abandoned" for row in evidence.ledger),
             "outcome unknown": sum(row["outcome"] == "unknown" for row in evidence.calls),
@@ -144,23 +150,6 @@ class _Round:
 async def _perform(desk: Desk, acts: tuple[Act, ...]) -> None:
     for act in acts:
         await act.perform(desk)
-
-
-async def _answer(desk: Desk) -> None:
-    """Answers whatever the session waits for, as its first reader sees it."""
-    reader: Follower = next(
-        follower for follower in desk.visit.followers if follower.session_id == desk.session_id
-    )
-    read = 0
-    while True:
-        for event in reader.events[read:]:
-            read += 1
-            is_asked = event.type == "agent.tool_use" and event.json["evaluated_permission"] == "ask"
-            if is_asked or event.type == "agent.custom_tool_use":
-                await desk.answer(event.json)
-        if reader.task.done():
-            return
-        await reader.more(read)
 
 
 def write_failure(stage: Stage, report: Report, folder: Path) -> None:
