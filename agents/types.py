@@ -243,8 +243,8 @@ class Inbox(Protocol):
     async def until_live(self) -> None:
         """Returns when the lease is not in doubt: at once, unless this process has stood still.
 
-        Before each tool and request that a commit has started, since others may have taken the run over.
-        Then the task that waits is cancelled.
+        Before each tool and request that a commit has started. When others have taken the run over, it does
+        not return: whoever waits is going to be cancelled.
         """
         ...
 

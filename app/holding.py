@@ -126,6 +126,7 @@ class HoldInbox:
         self._wait_for_lease = wait_for_lease
         self._is_draining = is_draining
         self._signalled = asyncio.Event()
+        self._is_lost = False
 
     async def look(self) -> InboxView:
         pause_s = RETRY_FIRST_S
@@ -166,6 +167,12 @@ class HoldInbox:
         await self.until_live()
         return not self._is_draining()
 
+    def lose(self) -> None:
+        """The session is held by somebody else: nothing starts any more, whatever task is about to."""
+        self._is_lost = True
+
     async def until_live(self) -> None:
-        # A worker past its deadline starts nothing. It may be renewed late; if not, this task is cancelled.
+        # A worker past its deadline starts nothing. It may be renewed late, with or without this hold.
         await self._wait_for_lease()
+        if self._is_lost:
+            await asyncio.Event().wait()

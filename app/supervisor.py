@@ -290,19 +290,23 @@ class Supervisor:
             self.cancel(session_id)
         held = set(renewal.holds)
         for active in list(self._active.values()):
-            if self._is_taken_over(active, renewal, held):
-                _log.warning("the run was taken over", extra={"run_id": active.hold.run_id})
-                self._drop(active)
+            # A claim that was committed after the renewal looked is not in its answer.
+            if active.began_s < renewal.began_s and active.hold not in held:
+                self._lose(active)
             elif self._is_stuck(active.sink, renewal):
                 _log.error("a commit is stuck", extra={"run_id": active.hold.run_id})
                 self._drop(active)
         self._requeue_orphans(held)
 
-    def _is_taken_over(self, active: _Active, renewal: Renewal, held: set[Hold]) -> bool:
-        # A claim that was committed after the renewal looked is not in its answer. A commit may just be the
-        # one that ends the hold; if it is not, the fence tells it.
-        is_ending = active.sink.has_left or active.sink.committing_since_s is not None
-        return active.began_s < renewal.began_s and active.hold not in held and not is_ending
+    def _lose(self, active: _Active) -> None:
+        """Drops a run that is not ours any more, unless it is just ending.
+
+        A commit under way may be the one that ends the hold; if it is not, the fence tells it.
+        """
+        active.inbox.lose()
+        if not active.sink.has_left and active.sink.committing_since_s is None:
+            _log.warning("the run was taken over", extra={"run_id": active.hold.run_id})
+            self._drop(active)
 
     def _is_stuck(self, sink: HoldSink, renewal: Renewal) -> bool:
         """True when a commit does not end though the database has been there all the time."""

@@ -19,7 +19,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from agents.config import BuiltinTool, ModelChoice
+from agents.types import Step
 from app.ending import end
+from app.holding import HoldSink
 from app.lease import Lease, Renewal
 from app.queue import QUEUE_NAME, WakeUps, WakeUpWorker
 from app.recovery import sweep_for_ever
@@ -481,6 +483,40 @@ async def test_worker_that_is_renewed_late_keeps_the_runs_that_nobody_took(
         await until(lambda: taken not in worker.supervisor._active)
         await worker.renewed(2)
         assert set(worker.supervisor._active) == {kept}
+        await fetch(database, "UPDATE runs SET worker_id = $1 RETURNING 1", to_uuid(worker.id))
+
+
+async def test_tool_does_not_begin_when_the_lease_comes_back_without_its_run(
+    database: Database, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    @tool()
+    async def strike() -> str:
+        """Must not be repeated."""
+        begun.append("strike")
+        return "done"
+
+    async with working(database_url, redis_url, tools=(strike,)) as worker:
+        commit = HoldSink._commit
+
+        async def commit_and_stand_still(self: HoldSink, step: Step, seen: int | None) -> Any:
+            events = await commit(self, step, seen)
+            if any(call.state == "running" for call in step.calls):
+                worker.lease._valid_until_s = 0.0
+                await fetch(database, "UPDATE sessions SET epoch = epoch + 1 RETURNING 1")
+                other = to_uuid(new_id("work"))
+                await fetch(database, "UPDATE runs SET worker_id = $1 RETURNING 1", other)
+            return events
+
+        monkeypatch.setattr(HoldSink, "_commit", commit_and_stand_still)
+        session = await new_session(database, tools=(BuiltinTool(name="strike"),))
+        await ask(worker, session, "call: strike {}")
+        await until_saved(database, session, "agent.tool_use")
+        await until(lambda: worker.tasks == 0)
+        await worker.renewed(2)
+        assert worker.lease.is_live
+        assert begun == []
         await fetch(database, "UPDATE runs SET worker_id = $1 RETURNING 1", to_uuid(worker.id))
 
 
