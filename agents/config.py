@@ -64,7 +64,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     `tool_execution` `sequential` runs the calls of a turn one after the other. The queue modes say whether
     pending prompts are taken up `one_at_a_time` (with those of the same POST) or `all` together.
     `fallback_models` are asked, in order, when the model before has failed for good. `output_schema` is a
-    JSON Schema of type object that the text of each answer fits.
+    JSON Schema of type object that the text of each answer fits. `compact_at_tokens`: how long a request may
+    get before older messages are replaced by a memory; null: half of the model's window, when it is known.
     """
 
     name: Name
@@ -82,6 +83,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     follow_up_mode: QueueMode = "one_at_a_time"
     fallback_models: Annotated[tuple[ModelName, ...], Meta(max_length=MAX_FALLBACK_MODELS)] = ()
     output_schema: JsonObject | None = None
+    compact_at_tokens: Annotated[int, Meta(ge=1_000, le=10_000_000)] | None = None
     extra_body: JsonObject = {}
 
     @property

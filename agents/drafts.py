@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from agents.events import Event
 from agents.types import (
     CloseRun,
+    Memory,
     RequestClosed,
     RequestOpened,
     RequeueRun,
@@ -44,6 +45,7 @@ class Draft:
         self._withdrawn: list[str] = []
         self.opened: RequestOpened | None = None
         self.closed: RequestClosed | None = None
+        self.memory: Memory | None = None
         self.turns: int | None = None
         self.ending: CloseRun | WaitForClient | RequeueRun | None = None
 
@@ -102,6 +104,7 @@ class Draft:
             withdrawn=tuple(self._withdrawn),
             opened=self.opened,
             closed=self.closed,
+            memory=self.memory,
             turns=self.turns,
             ending=self.ending,
         )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from providers.types import ImageBlock, JsonObject, TextBlock
+from providers.types import ImageBlock, JsonObject, Purpose, TextBlock
 
 UserContent = TextBlock | ImageBlock
 Delivery = Literal["queue", "steer", "interrupt", "reject"]
@@ -26,6 +26,8 @@ Outcome = Literal["ok", "error", "denied", "cancelled", "skipped", "unknown"]
 """How a call ended. `unknown`: its worker died in the middle, so it may or may not have had effects."""
 
 Confirmation = Literal["allow", "deny"]
+
+CompactionTrigger = Literal["threshold", "context_too_long", "client", "tool"]
 
 CloseType = Literal[
     "end_turn",
@@ -209,7 +211,7 @@ class RequestStart(Event, frozen=True, kw_only=True, tag="span.model_request_sta
 
     provider: str
     model: str
-    purpose: str = "main"
+    purpose: Purpose = "main"
     attempt: int = 1
 
 
@@ -283,6 +285,21 @@ class AgentCustomToolUse(Event, frozen=True, kw_only=True, tag="agent.custom_too
     input: JsonObject
 
 
+class ThreadContextCompacted(Event, frozen=True, kw_only=True, tag="agent.thread_context_compacted"):
+    """From here on the model is sent `memory` in place of the messages up to `position`.
+
+    `tokens_before` and `tokens_after` are our estimates of what is sent. `trigger`: the context came to its
+    limit, the provider found it too long, a client asked, or the model did.
+    """
+
+    memory_id: str
+    memory: str
+    position: Annotated[int, Meta(ge=1)]
+    trigger: CompactionTrigger
+    tokens_before: int
+    tokens_after: int
+
+
 class ToolStart(Event, frozen=True, kw_only=True, tag="span.tool_start"):
     """Execution of a call began."""
 
@@ -320,6 +337,7 @@ AnyEvent = (
     | AgentMessage
     | AgentToolUse
     | AgentCustomToolUse
+    | ThreadContextCompacted
     | ToolStart
     | AgentToolResult
 )

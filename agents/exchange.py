@@ -24,17 +24,20 @@ from providers.errors import (
     RateLimited,
 )
 from providers.ids import new_id
-from providers.types import Message, Stop, TextBlock, ThinkingBlock, ToolUseBlock, Usage
+from providers.types import Message, Purpose, Stop, TextBlock, ThinkingBlock, ToolUseBlock, Usage
 
 
 class Exchange:
     """Made before the request leaves; closed once, however it ends."""
 
-    def __init__(self, *, turn: int, attempt: int, vendor: str, model: str, clock: Clock) -> None:
+    def __init__(
+        self, *, turn: int, attempt: int, vendor: str, model: str, clock: Clock, purpose: Purpose = "main"
+    ) -> None:
         self.id = new_id("evt")
         self.turn = turn
         self.assembly = Assembly()
         self._attempt = attempt
+        self._purpose = purpose
         self._vendor = vendor
         self._model = model
         self._clock = clock
@@ -48,9 +51,16 @@ class Exchange:
             event_id=self.id,
             provider=self._vendor,
             model=self._model,
+            purpose=self._purpose,
             attempt=self._attempt,
         )
-        draft.opened = RequestOpened(id=self.id, turn=self.turn, provider=self._vendor, model=self._model)
+        draft.opened = RequestOpened(
+            id=self.id,
+            turn=self.turn,
+            provider=self._vendor,
+            model=self._model,
+            purpose=self._purpose,
+        )
 
     def left(self) -> None:
         """The request leaves at this moment."""

@@ -5,12 +5,13 @@ Going on after a crash is the same code as going on: the snapshot is all there i
 
 from collections.abc import Sequence
 
+from agents.compaction import Compaction
 from agents.errors import Stopped
 from agents.events import StopReason
 from agents.progress import Progress
 from agents.requests import ImageLoader, ModelRequests
 from agents.stop_watch import StopWatch
-from agents.targets import Target
+from agents.targets import Target, Targets
 from agents.tool_calls import ToolCalls
 from agents.toolbox import Toolbox
 from agents.types import Clock, Inbox, Sink, Snapshot
@@ -39,33 +40,44 @@ async def run_agent(
         progress = Progress(snapshot, sink=sink, inbox=inbox, clock=clock, stop=stop)
         toolbox = Toolbox(snapshot.agent, tools)
         calls = ToolCalls(progress=progress, toolbox=toolbox, stop=stop)
+        models = Targets(
+            targets,
+            needs_tools=bool(toolbox.specs()),
+            needs_output_schema=progress.agent.output_schema is not None,
+        )
+        compaction = Compaction(progress=progress, stop=stop, targets=models, toolbox=toolbox, retry=retry)
         requests = ModelRequests(
             progress=progress,
             stop=stop,
-            targets=targets,
+            targets=models,
             toolbox=toolbox,
             calls=calls,
+            compaction=compaction,
             retry=retry,
             load_image=load_image,
         )
         try:
             while not progress.has_left:
-                await _take_turn(progress, requests, calls)
+                await _take_turn(progress, requests, calls, compaction)
         except Stopped:
             # Between two pieces of work. Those that have something to keep close the run themselves.
             await progress.close_stopped()
 
 
-async def _take_turn(progress: Progress, requests: ModelRequests, calls: ToolCalls) -> None:
-    """One decision: settle the open calls, ask the model, or close."""
+async def _take_turn(
+    progress: Progress, requests: ModelRequests, calls: ToolCalls, compaction: Compaction
+) -> None:
+    """One decision: settle the open calls, make a memory, ask the model, or close."""
     if progress.calls:
         await calls.settle()
     elif progress.stops_after_turn:
         await progress.close_stopped()
-    elif not progress.expects_answer:
-        await progress.end_turn()
-    elif progress.turns >= progress.agent.max_turns:
+    elif progress.expects_answer and progress.turns >= progress.agent.max_turns:
         text = f"The run made {progress.turns} model requests, its limit."
         await progress.close(StopReason(type="max_turns", message=text))
+    elif (trigger := compaction.trigger) is not None:
+        await compaction.run(trigger)
+    elif not progress.expects_answer:
+        await progress.end_turn()
     else:
         await requests.next_message()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from agents.closing import OpenWork, add_session_error, append_results, close
+from agents.context import Context
 from agents.drafts import Draft
 from agents.errors import InboxChanged, Stopped
 from agents.events import StatusRunning, StopReason
@@ -21,7 +22,6 @@ from agents.types import (
     ToolCall,
     WaitForClient,
 )
-from providers.types import Message
 
 Write = Callable[[Draft], None]
 """Adds to a draft. May be called several times for one step: it must not remember what it did."""
@@ -45,7 +45,7 @@ class Progress:
         self.agent = snapshot.agent
         self.sink = sink
         self.clock = clock
-        self.messages: list[Message] = [stored.message for stored in snapshot.messages]
+        self.context = Context(snapshot)
         self.turns = snapshot.turns
         self.turn = snapshot.last_turn
         self.batch = snapshot.batch
@@ -70,13 +70,14 @@ class Progress:
         await self.sink.commit(step)
         self._advance(step)
 
-    async def decide(self, write: Write) -> None:
+    async def decide(self, write: Write, *, turn: int | None = None) -> None:
         """Stores a step that was decided on the inbox; decides again as long as something has come in.
 
+        `turn`: of its events, when it is not that of the last request.
         Raises: HoldLost; Stopped when the run was cancelled or its time is over, with nothing written.
         """
         while not self._must_stop():
-            draft = self._written(write)
+            draft = self._written(write, turn=turn)
             self._append_finished(draft)
             if await self._is_stored(draft):
                 return
@@ -145,7 +146,7 @@ class Progress:
         """True when the model has something to answer: new prompts, or a transcript that ends on its turn."""
         if self.batch or self._goes_on(self.turns):
             return True
-        return bool(self.messages) and self.messages[-1].role in {"user", "tool"}
+        return not self.snapshot.options.compact and self.context.tail in {"user", "tool"}
 
     @property
     def stops_after_turn(self) -> bool:
@@ -167,6 +168,8 @@ class Progress:
 
     def _goes_on(self, turns: int) -> bool:
         """True when steering waits that this run may still take up, after so many turns."""
+        if self.snapshot.options.compact:
+            return False
         may_go_on = (
             turns < self.agent.max_turns and not self.stops_after_turn and not self._stop.has_stopped()
         )
@@ -228,7 +231,7 @@ class Progress:
         )
 
     def _advance(self, step: Step) -> None:
-        self.messages.extend(stored.message for stored in step.messages)
+        self.context.advance(step)
         self.next_position += len(step.messages)
         self.calls = _changed(self.calls, step.calls)
         if any(stored.message.role == "tool" for stored in step.messages):

@@ -2,13 +2,14 @@
 
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import cast
 
 from msgspec.structs import replace
 
+from agents.compaction import Compaction
 from agents.drafts import Draft
 from agents.errors import HandOver, Stopped
 from agents.events import CloseType, PromptApplied, StopReason
@@ -20,7 +21,7 @@ from agents.tool_calls import ToolCalls
 from agents.toolbox import Toolbox, refusal_code
 from agents.transcript import repaired
 from agents.types import PreviewDelta, PreviewStart, ToolCall
-from providers.errors import ProviderError, StreamTruncated
+from providers.errors import ContextTooLong, ProviderError, StreamTruncated
 from providers.retry import RetryPolicy
 from providers.types import (
     Base64Source,
@@ -54,21 +55,19 @@ class ModelRequests:
         *,
         progress: Progress,
         stop: StopWatch,
-        targets: Sequence[Target],
+        targets: Targets,
         toolbox: Toolbox,
         calls: ToolCalls,
+        compaction: Compaction,
         retry: RetryPolicy,
         load_image: ImageLoader,
     ) -> None:
         self._progress = progress
         self._stop = stop
-        self._targets = Targets(
-            targets,
-            needs_tools=bool(toolbox.specs()),
-            needs_output_schema=progress.agent.output_schema is not None,
-        )
+        self._targets = targets
         self._toolbox = toolbox
         self._calls = calls
+        self._compaction = compaction
         self._retry = retry
         self._load_image = load_image
         self._fruitless_turns = 0
@@ -76,6 +75,8 @@ class ModelRequests:
 
     async def next_message(self) -> None:
         """One turn's request: stores the answer and starts its calls, or closes the run.
+
+        Neither is done when the provider finds the request too long and a memory may help.
 
         Raises: HoldLost, HandOver; Stopped while nothing of an answer is there.
         """
@@ -90,6 +91,12 @@ class ModelRequests:
                 await self._stop.guard(self._stream(exchange))
             except Stopped:
                 await self._close_partial(exchange)
+                return
+            except ContextTooLong as error:
+                if self._compaction.may_help():
+                    await self._fail(exchange, error)
+                else:
+                    await self._give_up(exchange, error)
                 return
             except ProviderError as error:
                 delay_s = self._retry.delay_s(error, tries, random.random)
@@ -173,12 +180,15 @@ class ModelRequests:
                     exchange.content_arrived()
                 for preview in previews:
                     sink.preview(preview)
-        if exchange.assembly.end is None:
+        end = exchange.assembly.end
+        if end is None:
             raise StreamTruncated("the adapter ended without a terminal marker")
+        if end.stop is Stop.CONTEXT_WINDOW and not exchange.assembly.has_content:
+            raise ContextTooLong("the window is full")
 
     async def _request(self) -> ProviderRequest:
         agent, snapshot = self._progress.agent, self._progress.snapshot
-        messages = [await self._with_images(message) for message in self._progress.messages]
+        messages = [await self._with_images(message) for message in self._progress.context.shown()]
         return ProviderRequest(
             model=self._target.model,
             system=agent.system or "",
@@ -227,7 +237,10 @@ class ModelRequests:
             exchange.close(draft, self._target.price, error_code=error.code)
             add_error(draft, error, retry="exhausted" if error.is_retryable else "terminal")
 
-        stop = StopReason(type=kind, code=error.code, message=user_text(error))
+        text = user_text(error)
+        if isinstance(error, ContextTooLong):
+            text = f"{text} {self._compaction.largest_part()}"
+        stop = StopReason(type=kind, code=error.code, message=text)
         await self._progress.close(stop, write)
 
     async def _close_partial(self, exchange: Exchange) -> None:
@@ -241,6 +254,7 @@ class ModelRequests:
         """Stores the whole answer, with the starts of its calls or with the close of the run."""
         end = exchange.assembly.end
         assert end is not None
+        self._compaction.measured(exchange.assembly.usage.input_tokens)
         parts = exchange.assembly.parts()
         uses = tuple(part for part in parts if isinstance(part.block, ToolUseBlock))
         if end.stop is Stop.REFUSAL or not uses:
@@ -291,10 +305,6 @@ class ModelRequests:
             exchange.close(draft, self._target.price, error_code="refusal" if is_refused else None)
             draft.turns = exchange.turn
 
-        if end.stop is Stop.CONTEXT_WINDOW and not has_text:
-            text = "The conversation is longer than the model can take."
-            await self._progress.fail("context_too_long", text, write)
-            return
         if is_refused:
             await self._progress.close(StopReason(type="refusal"), write)
         else:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from agents.config import AgentConfig, QueueModes
 from agents.events import CancelMode, Delivery, Event, Outcome, StopReason, UserContent
-from providers.types import JsonObject, Message, Usage
+from providers.types import JsonObject, Message, Purpose, Role, Usage
 from tools.types import ToolResult
 
 # -- what stands in the database ------------------------------------------------------------------------
@@ -85,9 +85,30 @@ class InboxView(Struct, frozen=True, kw_only=True):
     calls: tuple[ToolCall, ...] = ()
 
 
+class Memory(Struct, frozen=True, kw_only=True):
+    """What stands for the transcript up to `position` in requests. The messages themselves stay stored.
+
+    `seen_position`: the last message there was when it was made.
+    """
+
+    id: str
+    position: int
+    seen_position: int
+    text: str
+
+
+class RunOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a run was made for. `compact`: to make a memory, with `instructions` of the client for it."""
+
+    compact: bool = False
+    instructions: str | None = None
+
+
 class Snapshot(Struct, frozen=True, kw_only=True):
     """A session and its run as a hold found them.
 
+    `messages`: those after the one that `memory`, if there is one, reaches. `task`: the last prompt that it
+    covers. `tail_role`: of the transcript's last message, None before the first.
     `batch`: the run's own prompts that are not applied yet. `turns`: requests that the run has finished;
     `last_turn`: that of its last request, finished or not, None before the first.
     `next_position`: where the transcript goes on. `deadline_at`: when the run's time limit is reached.
@@ -97,6 +118,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     run_id: str
     agent: AgentConfig
     messages: tuple[StoredMessage, ...]
+    tail_role: Role | None
     batch: tuple[PendingPrompt, ...]
     inbox: InboxView
     turns: int
@@ -104,6 +126,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     next_position: int
     deadline_at: datetime
     end_user_id: str | None = None
+    memory: Memory | None = None
+    task: Message | None = None
+    options: RunOptions = RunOptions()
 
 
 # -- what the loop commits ------------------------------------------------------------------------------
@@ -116,7 +141,7 @@ class RequestOpened(Struct, frozen=True, kw_only=True):
     turn: int
     provider: str
     model: str
-    purpose: str = "main"
+    purpose: Purpose = "main"
 
 
 class RequestClosed(Struct, frozen=True, kw_only=True):
@@ -165,7 +190,7 @@ class Step(Struct, frozen=True, kw_only=True):
     """One commit: all of it or nothing.
 
     `turns` is the run's new count of finished requests. `applied` are prompts that the transcript holds from
-    here on, `withdrawn` those that will not run.
+    here on, `withdrawn` those that will not run. `memory` is in effect from here on.
     """
 
     events: tuple[Event, ...] = ()
@@ -175,6 +200,7 @@ class Step(Struct, frozen=True, kw_only=True):
     withdrawn: tuple[str, ...] = ()
     opened: RequestOpened | None = None
     closed: RequestClosed | None = None
+    memory: Memory | None = None
     turns: int | None = None
     ending: CloseRun | WaitForClient | RequeueRun | None = None
 

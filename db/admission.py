@@ -43,6 +43,7 @@ from db.arrivals import (
 from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, public_or_none, to_uuid
+from db.memories import forget_after
 from db.parts import encode_json
 from db.queue_depth import QueueBounds
 from db.steps import Fence, store_step
@@ -212,6 +213,7 @@ async def roll_back(tx: Transaction, *, session_id: str) -> Admission:
         "SELECT coalesce(max(position), 0) FROM messages WHERE session_id = $1 AND rolled_back_at IS NULL",
         locked.id,
     )
+    await forget_after(tx, locked.id, position)
     draft = draft_of_session(locked)
     draft.event(SessionRolledBack, rolled_back_run_id=public("run", run_id), position=position)
     admission = Admission(session_id=session_id)

@@ -9,6 +9,7 @@ from msgspec import Struct
 from agents.drafts import Draft
 from agents.events import Delivery, UserContent
 from agents.log import LoggedEvent, number, renumbered
+from agents.types import RunOptions
 from db.engine import Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, public_or_none, to_uuid
@@ -51,6 +52,7 @@ class NewRun(Struct, frozen=True, kw_only=True):
 
     id: UUID
     api_key_id: UUID | None
+    options: RunOptions | None = None
 
 
 class NewPrompt(Struct, frozen=True, kw_only=True):
@@ -116,11 +118,12 @@ def _add_run(parts: Parts, run: NewRun, event_count: int) -> None:
     parts.add(
         "new_run",
         """
-        INSERT INTO runs (id, tenant_id, session_id, state, api_key_id, after_seq)
-        SELECT {}, fence.tenant_id, fence.session_id, 'queued', {}, fence.last_seq - {} FROM fence
+        INSERT INTO runs (id, tenant_id, session_id, state, api_key_id, options, after_seq)
+        SELECT {}, fence.tenant_id, fence.session_id, 'queued', {}, {}, fence.last_seq - {} FROM fence
         """,
         run.id,
         run.api_key_id,
+        None if run.options is None else encode_json(run.options),
         event_count,
     )
 

@@ -37,6 +37,7 @@ async def store_step(tx: Transaction, fence: Fence, step: Step) -> tuple[LoggedE
     _add_fence(parts, fence, step)
     logged = number(step.events, after_seq=0)
     add_events(parts, step.events, logged)
+    _add_memory(parts, step)
     _add_messages(parts, fence, step)
     _add_calls(parts, fence, step)
     _add_prompts(parts, fence, step)
@@ -84,30 +85,45 @@ def leaves_worker(step: Step) -> bool:
     return isinstance(step.ending, WaitForClient | RequeueRun)
 
 
+_COUNTERS = """
+    current_cache_hit_tokens = current_cache_hit_tokens + {},
+    current_cache_miss_tokens = current_cache_miss_tokens + {},
+    current_output_tokens = current_output_tokens + {}
+"""
+# A memory ends a segment, with the request that has made it.
+_COUNTERS_OF_NEW_SEGMENT = """
+    memory_id = {},
+    full_cache_hit_tokens = full_cache_hit_tokens + current_cache_hit_tokens + {},
+    full_cache_miss_tokens = full_cache_miss_tokens + current_cache_miss_tokens + {},
+    full_output_tokens = full_output_tokens + current_output_tokens + {},
+    current_cache_hit_tokens = 0, current_cache_miss_tokens = 0, current_output_tokens = 0
+"""
+
+
 def _add_fence(parts: Parts, fence: Fence, step: Step) -> None:
     hit, miss, output, cost, unpriced = _counted(step.closed)
+    memory = () if step.memory is None else (to_uuid(step.memory.id),)
     parts.add(
         "fence",
-        """
+        f"""
         UPDATE sessions SET
-            last_seq = last_seq + {},
-            last_position = last_position + {},
-            commit_no = commit_no + {},
-            epoch = epoch + {},
-            current_cache_hit_tokens = current_cache_hit_tokens + {},
-            current_cache_miss_tokens = current_cache_miss_tokens + {},
-            current_output_tokens = current_output_tokens + {},
-            cost_usd = cost_usd + {},
-            unpriced_requests = unpriced_requests + {},
+            last_seq = last_seq + {{}},
+            last_position = last_position + {{}},
+            commit_no = commit_no + {{}},
+            epoch = epoch + {{}},
+            {_COUNTERS if step.memory is None else _COUNTERS_OF_NEW_SEGMENT},
+            cost_usd = cost_usd + {{}},
+            unpriced_requests = unpriced_requests + {{}},
             updated_at = clock_timestamp()
-        WHERE id = {} AND epoch = {}
-            AND ({}::bigint IS NULL OR commit_no = {}) AND ({}::bigint IS NULL OR inbox_no = {})
+        WHERE id = {{}} AND epoch = {{}}
+            AND ({{}}::bigint IS NULL OR commit_no = {{}}) AND ({{}}::bigint IS NULL OR inbox_no = {{}})
         RETURNING id AS session_id, tenant_id, agent_id, end_user_id, last_seq, epoch
         """,
         len(step.events),
         len(step.messages),
         0 if fence.commit_no is None else 1,
         1 if fence.raise_epoch or leaves_worker(step) else 0,
+        *memory,
         hit,
         miss,
         output,
@@ -131,6 +147,24 @@ def _counted(closed: RequestClosed | None) -> tuple[int, int, int, Any, int]:
     miss = max((usage.input_tokens or 0) - hit, 0)
     unpriced = 1 if closed.cost_usd is None else 0
     return hit, miss, usage.output_tokens or 0, closed.cost_usd or 0, unpriced
+
+
+def _add_memory(parts: Parts, step: Step) -> None:
+    if step.memory is None:
+        return
+    memory = step.memory
+    parts.add(
+        "new_memory",
+        """
+        INSERT INTO memories (id, tenant_id, session_id, position, seen_position, text, usage_entry_id)
+        SELECT {}, fence.tenant_id, fence.session_id, {}, {}, {}, {} FROM fence
+        """,
+        to_uuid(memory.id),
+        memory.position,
+        memory.seen_position,
+        memory.text,
+        None if step.closed is None else to_uuid(step.closed.id),
+    )
 
 
 def _add_messages(parts: Parts, fence: Fence, step: Step) -> None:
@@ -294,7 +328,9 @@ def _add_run(parts: Parts, fence: Fence, step: Step) -> None:
 
 
 def _has_progressed(step: Step) -> bool:
-    """True for an answer of the model or a result of a tool: the run is past what its worker was lost at."""
+    """True for an answer, a memory or a result of a tool: the run is past what its worker was lost at."""
+    if step.memory is not None:
+        return True
     has_answer = any(stored.message.role == "assistant" for stored in step.messages)
     return has_answer or any(call.state == "done" and call.outcome != "unknown" for call in step.calls)
 

@@ -134,6 +134,8 @@ sessions = sa.Table(
     _count("inbox_no"),
     _count("last_seq"),
     _count("last_position"),
+    # The memory in effect; null: the model is sent the whole transcript.
+    sa.Column("memory_id", sa.Uuid),
     # Counters are sums of the ledger: current since the last compaction, full for the segments before.
     _count("current_cache_hit_tokens"),
     _count("current_cache_miss_tokens"),
@@ -320,6 +322,8 @@ memories = sa.Table(
     _tenant(),
     _session(),
     sa.Column("position", sa.BigInteger, nullable=False),
+    # The last message there was when it was made.
+    sa.Column("seen_position", sa.BigInteger, nullable=False),
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("usage_entry_id", sa.Uuid),
     _moment("created_at", nullable=False),

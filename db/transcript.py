@@ -1,4 +1,4 @@
-"""What a session's transcript is made of: messages, memories, prompts, and the files they name."""
+"""What a session's transcript is made of: messages, prompts, and the files they name."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -33,16 +33,6 @@ class TranscriptMessage(Struct, frozen=True, kw_only=True):
     blocks: tuple[Block, ...]
     created_at: datetime
     rolled_back_at: datetime | None
-
-
-class Memory(Struct, frozen=True, kw_only=True):
-    """A summary of the messages up to `position`. The newest of a session is the one in effect."""
-
-    id: str
-    session_id: str
-    position: int
-    text: str
-    created_at: datetime
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
@@ -95,40 +85,6 @@ async def list_messages(
         include_rolled_back,
     )
     return [_message(row) for row in rows]
-
-
-async def list_memories(
-    tx: Transaction,
-    *,
-    session: UUID,
-    limit: int,
-    order: Order = "desc",
-    after: tuple[datetime, UUID] | None = None,
-) -> list[Memory]:
-    """At most `limit` memories by time of creation, those that follow `after` in that order."""
-    direction, follows = _direction(order)
-    moment, last = after if after is not None else (None, None)
-    rows = await tx.fetch(
-        "SELECT id, session_id, position, text, created_at FROM memories"
-        " WHERE tenant_id = $1 AND session_id = $2"
-        f" AND ($3::timestamptz IS NULL OR (created_at, id) {follows} ($3, $4::uuid))"
-        f" ORDER BY created_at {direction}, id {direction} LIMIT $5",
-        tx.tenant_id,
-        session,
-        moment,
-        last,
-        limit,
-    )
-    return [
-        Memory(
-            id=public("mem", row["id"]),
-            session_id=public("sess", row["session_id"]),
-            position=row["position"],
-            text=row["text"],
-            created_at=row["created_at"],
-        )
-        for row in rows
-    ]
 
 
 async def list_prompts(

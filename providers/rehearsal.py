@@ -14,6 +14,7 @@ import msgspec
 
 from providers.errors import ContextTooLong, ProviderError, RequestRejected, StreamTruncated
 from providers.rehearsal_demo import PACE_S, demo_step, results_text
+from providers.rehearsal_notes import answered_before, notes_step
 from providers.rehearsal_script import ERROR_CLASSES, Ending, Part, Step, is_script, parse_script
 from providers.tool_arguments import read_arguments
 from providers.types import (
@@ -172,6 +173,8 @@ def _tokens(chars: int) -> int:
 
 def _current_step(request: ProviderRequest) -> Step:
     """The step that the transcript has come to; beyond the last one, tool results are repeated."""
+    if request.purpose == "compaction":
+        return notes_step(request)
     prompt, index = _prompt_and_index(request.messages)
     text = "" if prompt is None else _prompt_text(prompt)
     if not is_script(text):
@@ -184,12 +187,12 @@ def _current_step(request: ProviderRequest) -> Step:
 
 
 def _prompt_and_index(messages: tuple[Message, ...]) -> tuple[Message | None, int]:
-    """The last user message, and how many assistant messages follow it."""
+    """The last user message, and how many assistant messages follow it, those that notes tell of included."""
     index = 0
-    for message in reversed(messages):
-        if message.role == "user":
-            return message, index
-        index += message.role == "assistant"
+    for at in range(len(messages) - 1, -1, -1):
+        if messages[at].role == "user":
+            return messages[at], index + answered_before(messages[at - 1] if at else None)
+        index += messages[at].role == "assistant"
     return None, index
 
 

@@ -126,6 +126,10 @@ class ToolChoice(Struct, frozen=True, kw_only=True):
     parallel: bool = True
 
 
+Purpose = Literal["main", "compaction"]
+"""main: the next message of the conversation. compaction: a summary of a part of it."""
+
+
 class ProviderRequest(Struct, frozen=True, kw_only=True):
     """One request for the next assistant message.
 
@@ -146,6 +150,7 @@ class ProviderRequest(Struct, frozen=True, kw_only=True):
     end_user_id: str | None = None
     output_schema: JsonObject | None = None
     extra_body: JsonObject = {}
+    purpose: Purpose = "main"
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):

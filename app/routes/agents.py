@@ -66,6 +66,15 @@ FallbackModels = Annotated[
 OutputSchema = Annotated[
     JsonObject, Meta(description="JSON Schema of type `object` that the text of each answer fits.")
 ]
+CompactAt = Annotated[
+    int,
+    Meta(
+        ge=1_000,
+        le=10_000_000,
+        description="How many tokens a request may have before older messages are replaced by a memory;"
+        " null: half of the model's window.",
+    ),
+]
 Execution = Literal["parallel", "sequential"]
 VersionQuery = Annotated[
     int | None, QueryParameter(name="version", ge=1, le=2**31 - 1, description="Default: the newest.")
@@ -90,6 +99,7 @@ class AgentCreate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     follow_up_mode: QueueMode | None = None
     fallback_models: FallbackModels | None = None
     output_schema: OutputSchema | None = None
+    compact_at_tokens: CompactAt | None = None
     extra_body: JsonObject | None = None
     skills: Unsupported = None
     mcp_servers: Unsupported = None
@@ -118,6 +128,7 @@ class AgentUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     follow_up_mode: QueueMode | UnsetType | None = UNSET
     fallback_models: FallbackModels | UnsetType | None = UNSET
     output_schema: OutputSchema | UnsetType | None = UNSET
+    compact_at_tokens: CompactAt | UnsetType | None = UNSET
     extra_body: JsonObject | UnsetType | None = UNSET
     skills: Unsupported = None
     mcp_servers: Unsupported = None
@@ -172,6 +183,7 @@ class AgentView(Struct, frozen=True, kw_only=True):
     follow_up_mode: QueueMode
     fallback_models: tuple[str, ...]
     output_schema: JsonObject | None
+    compact_at_tokens: int | None
     extra_body: JsonObject
     created_at: datetime
     updated_at: datetime
@@ -209,6 +221,7 @@ def view_agent(agent: Agent) -> AgentView:
         follow_up_mode=config.follow_up_mode,
         fallback_models=config.fallback_models,
         output_schema=config.output_schema,
+        compact_at_tokens=config.compact_at_tokens,
         extra_body=config.extra_body,
         created_at=agent.created_at,
         updated_at=agent.updated_at,
@@ -367,6 +380,7 @@ def _plain_fields(given: AgentCreate | AgentUpdate) -> dict[str, Any]:
         "follow_up_mode",
         "fallback_models",
         "output_schema",
+        "compact_at_tokens",
         "extra_body",
     )
     return {name: value for name in names if (value := getattr(given, name)) is not UNSET}

@@ -1,4 +1,4 @@
-"""What the model sees of a session: its transcript, and the summaries of what was folded away."""
+"""The transcript of a session."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -9,12 +9,11 @@ from litestar.params import FromPath, QueryParameter
 from msgspec import Meta, Struct
 
 from app.auth import SESSION_TOKENS, Principal
-from app.pagination import DEFAULT_LIMIT, Created, Cursor, Limit, Page, PageQuery, make_page, read_cursor
+from app.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
 from app.resources import Resources
 from app.routes.positions import Direction, position_page, read_position
-from db.ids import to_uuid
 from db.sessions import require_session
-from db.transcript import Memory, TranscriptMessage, list_memories, list_messages
+from db.transcript import TranscriptMessage, list_messages
 from providers.types import Block, Role
 
 IncludeRolledBack = Annotated[
@@ -35,17 +34,6 @@ class MessageView(Struct, frozen=True, kw_only=True):
     content: tuple[Block, ...]
     created_at: datetime
     rolled_back_at: Annotated[datetime | None, Meta(description="Since when the model no longer sees it.")]
-
-
-class MemoryView(Struct, frozen=True, kw_only=True):
-    """A summary of all messages up to `position`. The newest is the one that the model sees."""
-
-    id: str
-    type: Literal["memory"] = "memory"
-    session_id: str
-    position: Annotated[int, Meta(ge=0, description="The last message that it covers.")]
-    text: str
-    created_at: datetime
 
 
 @get("/v1/sessions/{session_id:str}/messages", opt=SESSION_TOKENS, tags=["Transcript"])
@@ -73,22 +61,6 @@ async def list_session_messages(
     return position_page(rows, limit=limit, view=view_message, place=lambda row: row.position)
 
 
-@get("/v1/sessions/{session_id:str}/memories", opt=SESSION_TOKENS, tags=["Transcript"])
-async def list_session_memories(
-    session_id: FromPath[str],
-    principal: NamedDependency[Principal],
-    resources: NamedDependency[Resources],
-    limit: Limit = DEFAULT_LIMIT,
-    page: Cursor = None,
-) -> Page[MemoryView]:
-    """Lists the summaries that compaction has made, newest first."""
-    async with resources.database.transaction(principal.tenant_id) as tx:
-        session = await require_session(tx, session_id)
-        query = PageQuery(limit=limit, before=None if page is None else read_cursor(page), created=Created())
-        rows = await list_memories(tx, session=session, limit=query.fetch, after=query.before)
-    return make_page(rows, query, view_memory, lambda row: (row.created_at, to_uuid(row.id)))
-
-
 def view_message(row: TranscriptMessage) -> MessageView:
     return MessageView(
         id=row.id,
@@ -102,14 +74,4 @@ def view_message(row: TranscriptMessage) -> MessageView:
     )
 
 
-def view_memory(row: Memory) -> MemoryView:
-    return MemoryView(
-        id=row.id,
-        session_id=row.session_id,
-        position=row.position,
-        text=row.text,
-        created_at=row.created_at,
-    )
-
-
-ROUTES = [list_session_messages, list_session_memories]
+ROUTES = [list_session_messages]

@@ -231,6 +231,7 @@ def upgrade() -> None:
         sa.Column("inbox_no", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("last_seq", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("last_position", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("memory_id", sa.Uuid(), nullable=True),
         sa.Column("current_cache_hit_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("current_cache_miss_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("current_output_tokens", sa.BigInteger(), server_default="0", nullable=False),
@@ -349,6 +350,7 @@ def upgrade() -> None:
         sa.Column("tenant_id", sa.Uuid(), nullable=False),
         sa.Column("session_id", sa.Uuid(), nullable=False),
         sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("seen_position", sa.BigInteger(), nullable=False),
         sa.Column("text", sa.Text(), nullable=False),
         sa.Column("usage_entry_id", sa.Uuid(), nullable=True),
         sa.Column(

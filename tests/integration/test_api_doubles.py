@@ -129,24 +129,51 @@ async def cancel_of_a_run(api: ServedApi, me: Caller) -> Request:
     return Request(path=path, body={"reason": "a"}, other={"reason": "b"}, makes={"events": 2})
 
 
+async def compaction_of_a_session(api: ServedApi, me: Caller) -> Request:
+    session = await me.session()
+    await closed_run(api, me, session)
+    path = f"/v1/sessions/{session}/compact"
+    return Request(path=path, body={}, other={"instructions": "short"}, makes={"runs": 1})
+
+
+async def restoring_of_a_memory(api: ServedApi, me: Caller) -> Request:
+    session, memory = await me.session(), new_id("mem")
+    async with api.database.transaction() as tx:
+        await tx.execute(
+            """
+            INSERT INTO memories (id, tenant_id, session_id, position, seen_position, text)
+            VALUES ($1, $2, $3, 1, 1, 'notes')
+            """,
+            to_uuid(memory),
+            me.tenant_id,
+            to_uuid(session),
+        )
+    return Request(path=f"/v1/sessions/{session}/memories/{memory}/restore", makes={"events": 1})
+
+
+async def closed_run(api: ServedApi, me: Caller, session: str) -> None:
+    """A run that has left a message."""
+    await me.say(session, "hello")
+    run = (await me.get(f"/v1/sessions/{session}/runs"))["data"][0]
+    await me.post(f"/v1/runs/{run['id']}/cancel")
+    async with api.database.transaction() as tx:
+        await tx.execute(
+            """
+            INSERT INTO messages (session_id, tenant_id, run_id, position, id, role, blocks)
+            SELECT $1, $2, $3, coalesce(max(position), 0) + 1, $4, 'user', '[]'
+            FROM messages WHERE session_id = $1
+            """,
+            to_uuid(session),
+            me.tenant_id,
+            to_uuid(run["id"]),
+            to_uuid(new_id("msg")),
+        )
+
+
 async def rollback_of_a_session(api: ServedApi, me: Caller) -> Request:
     session = await me.session()
     for _ in range(2):  # a second rollback would find something to take back
-        await me.say(session, "hello")
-        run = (await me.get(f"/v1/sessions/{session}/runs"))["data"][0]
-        await me.post(f"/v1/runs/{run['id']}/cancel")
-        async with api.database.transaction() as tx:
-            await tx.execute(
-                """
-                INSERT INTO messages (session_id, tenant_id, run_id, position, id, role, blocks)
-                SELECT $1, $2, $3, coalesce(max(position), 0) + 1, $4, 'user', '[]'
-                FROM messages WHERE session_id = $1
-                """,
-                to_uuid(session),
-                me.tenant_id,
-                to_uuid(run["id"]),
-                to_uuid(new_id("msg")),
-            )
+        await closed_run(api, me, session)
     return Request(path=f"/v1/sessions/{session}/rollback", makes={"events": 1})
 
 
@@ -165,7 +192,9 @@ PREPARE: dict[str, Prepare] = {
     "/v1/sessions": new_session,
     "/v1/sessions/{session_id}": title_of_a_session,
     "/v1/sessions/{session_id}/archive": archive_of_a_session,
+    "/v1/sessions/{session_id}/compact": compaction_of_a_session,
     "/v1/sessions/{session_id}/events": events_of_a_session,
+    "/v1/sessions/{session_id}/memories/{memory_id}/restore": restoring_of_a_memory,
     "/v1/sessions/{session_id}/prompts/{prompt_id}": edit_of_a_prompt,
     "/v1/sessions/{session_id}/rollback": rollback_of_a_session,
 }

@@ -36,12 +36,14 @@ from agents.types import (
     CancelRequest,
     CloseRun,
     InboxView,
+    Memory,
     PendingPrompt,
     Preview,
     PreviewStart,
     RequestClosed,
     RequestOpened,
     RequeueRun,
+    RunOptions,
     Snapshot,
     Step,
     StoredMessage,
@@ -55,6 +57,7 @@ Moment = Literal["before_commit", "after_commit", "preview", "look"]
 Json = dict[str, Any]
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
+NO_OPTIONS = RunOptions()
 SKIPPED_BELOW_S = 600.0  # pauses between retries are skipped, the time limit of a run is not
 
 
@@ -98,8 +101,9 @@ class FakeClock:
 class MemoryRun:
     """A run that is not closed, or was the last to close."""
 
-    def __init__(self, run_id: str, prompt_ids: tuple[str, ...]) -> None:
+    def __init__(self, run_id: str, prompt_ids: tuple[str, ...], options: RunOptions = NO_OPTIONS) -> None:
         self.id = run_id
+        self.options = options
         self.prompt_ids = prompt_ids
         self.state: Literal["queued", "running", "waiting", "closed"] = "queued"
         self.turns = 0
@@ -122,6 +126,7 @@ class MemorySession:
         self.commit_no = 0
         self.inbox_no = 0
         self.messages: list[StoredMessage] = []
+        self.memory: Memory | None = None
         self.calls: dict[str, ToolCall] = {}
         self.events: list[Json] = []
         self.frames: list[Json] = []
@@ -155,6 +160,14 @@ class MemorySession:
             self.cancel("A prompt took the place of the run.")
         self.inbox_no += 1
         return tuple(prompt.id for prompt in prompts)
+
+    def compact(self, instructions: str | None = None) -> None:
+        """Asks for a memory while nothing runs."""
+        assert self.run is None or self.run.state == "closed", "refused with session_busy"
+        run = MemoryRun(new_id("run"), (), RunOptions(compact=True, instructions=instructions))
+        self.run = run
+        self.runs.append(run)
+        self.inbox_no += 1
 
     def edit(self, prompt_id: str, text: str) -> bool:
         """Changes a prompt that nobody has taken up; False when it is too late."""
@@ -268,12 +281,17 @@ class MemorySession:
     def snapshot(self) -> Snapshot:
         run = self.run
         assert run is not None
+        reach = 0 if self.memory is None else self.memory.position
         run.deadline_at = run.deadline_at or self.clock.now() + timedelta(seconds=self.agent.time_limit_s)
         return Snapshot(
             session_id=self.id,
             run_id=run.id,
             agent=self.agent,
-            messages=tuple(self.messages),
+            messages=tuple(self.messages[reach:]),
+            tail_role=self.messages[-1].message.role if self.messages else None,
+            task=next((s.message for s in self.messages[:reach][::-1] if s.message.role == "user"), None),
+            memory=self.memory,
+            options=run.options,
             batch=tuple(self.prompts[key] for key in run.prompt_ids if key in self.prompts),
             inbox=self.inbox(),
             turns=run.turns,
@@ -332,6 +350,10 @@ class MemorySession:
         for stored in step.messages:
             assert stored.position == len(self.messages) + 1, "positions are dense"
             self.messages.append(_stored_copy(stored))
+        if step.memory is not None:
+            assert step.memory.position <= step.memory.seen_position == len(self.messages)
+            assert self.messages[step.memory.position - 1].message.tool_uses == ()
+            self.memory = step.memory
         for call in step.calls:
             before = self.calls.get(call.id)
             assert before is None or before.state != "done", "a finished call is changed"

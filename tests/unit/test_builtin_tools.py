@@ -21,7 +21,7 @@ def context(progress: Callable[[JsonObject], None] = lambda _: None) -> ToolCont
 
 def test_the_built_in_tools_are_registered_and_may_be_run_again_after_a_crash() -> None:
     registry = builtin_registry()
-    assert registry.names() == ("ask_user", "calculate", "current_time", "delay")
+    assert registry.names() == ("ask_user", "calculate", "compact_memory", "current_time", "delay")
     assert all(tool.idempotent or tool.asks_user for tool in registry)
     assert all(tool.label and tool.description for tool in registry)
 
