@@ -376,6 +376,7 @@ class Compaction:
             messages=(Message(role="user", blocks=(TextBlock(text=text),)),),
             think_effort=0.0,
             max_output_tokens=min(cap, most + REASONING_TOKENS),
+            cache_key=snapshot.session_id,
             end_user_id=snapshot.end_user_id,
             purpose="compaction",
         )

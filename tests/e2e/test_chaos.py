@@ -1,4 +1,4 @@
-"""The promises of DESIGN 2 under fire: faults at every named point of an api and a worker.
+"""The promises under fire: faults at every named point of an api and a worker.
 
 These are fixed rounds; `make chaos` plays random ones. One worker's clock is an hour ahead all the time.
 """
@@ -25,6 +25,7 @@ CHARGE = 'call: charge {"name": "SESSION", "for_s": 0.1}'
 LOOK_UP = 'call: look_up {"name": "SESSION", "for_s": 0.1}'
 TEXT = "pace: 5\nthink: Let me see.\nlong: 20"
 TURNS = f"{TEXT}\n{CHARGE}\n---\n{LOOK_UP}\n{CHARGE}\n---\necho"
+COMPACTS = f"{TEXT}\n{CHARGE}\n---\ncall: compact_memory {{}}\n---\n{LOOK_UP}\n---\necho"
 TWICE = f"fail: provider_overloaded after 1 times 1\nretry_after: 0.01\n{TEXT}"
 ASK = 'call: ask {"question": "Which?"}'
 QUESTION = 'call: ask_user {"questions": [{"question": "Which?"}]}'
@@ -40,7 +41,7 @@ def lively(number: int) -> tuple[tuple[Act, ...], ...]:
     return (
         (say(TURNS), say(TEXT)),
         (say(f"{TEXT}\n{CHARGE}\n{LOOK_UP}\n---\nsay: All is done."), say(ASKS)),
-        (say(TWICE), say(TURNS)),
+        (say(TWICE), say(COMPACTS)),
         (say(ASKS), say(TEXT, "steer"), Wait(for_s=0.1), Cancel()),
         (say(TURNS), Wait(for_s=0.2), Interrupt(mode="after_turn"), say(TEXT, "interrupt"), RollBack()),
     )

@@ -20,7 +20,7 @@ from tests.support.visit import Visit
 Json = dict[str, Any]
 
 ASK = ClientTool(name="ask", description="Asks the user.", input_schema={"type": "object"})
-TOOLS = ("charge", "pay", "look_up", "refuse", "calculate", "ask_user", ASK)
+TOOLS = ("charge", "pay", "look_up", "refuse", "calculate", "compact_memory", "ask_user", ASK)
 TOOL_NAMES = tuple(tool if isinstance(tool, str) else tool.name for tool in TOOLS)
 WAIT_TIMEOUT_S = 3.0  # for the client, which leaves some questions without an answer
 QUESTIONS: list[Json] = [
@@ -138,6 +138,15 @@ class RollBack(Struct, frozen=True, kw_only=True, tag="roll_back"):
             assert answer.json()["code"] in {"session_busy", "nothing_to_roll_back"}, answer.text
 
 
+class Compact(Struct, frozen=True, kw_only=True, tag="compact"):
+    """Has a memory made, if no run is open."""
+
+    async def perform(self, desk: Desk) -> None:
+        answer = await desk.request("POST", f"/v1/sessions/{desk.session_id}/compact", {})
+        if answer.status_code != 202:
+            assert answer.json()["code"] in {"session_busy", "nothing_to_compact"}, answer.text
+
+
 # -- at random ------------------------------------------------------------------------------------------
 
 
@@ -172,10 +181,11 @@ def _called(rng: random.Random) -> list[str]:
         'call: calculate {"expression": "6 * 7"}',
         'call: ask {"question": "Which?"}',
         f"call: ask_user {json.dumps({'questions': QUESTIONS[: rng.randint(1, 2)]})}",
+        "call: compact_memory {}",
         'call: calculate {"expression": ',
         "call: nothing_of_that_name {}",
     )
-    return rng.choices(calls, weights=(5, 5, 2, 1, 3, 2, 3, 1, 1), k=rng.choice((0, 1, 1, 2, 3)))
+    return rng.choices(calls, weights=(5, 5, 2, 1, 3, 2, 3, 1, 1, 1), k=rng.choice((0, 1, 1, 2, 3)))
 
 
 def _ended(rng: random.Random) -> list[str]:
@@ -197,6 +207,7 @@ AFTERWARDS: tuple[tuple[Act, ...], ...] = (
     (Cancel(),),
     (Withdraw(),),
     (Wait(for_s=0.5), RollBack()),
+    (Wait(for_s=0.5), Compact()),
 )
 
 
@@ -206,5 +217,5 @@ def random_acts(rng: random.Random, mark: str) -> tuple[Act, ...]:
         scripts = tuple(random_script(rng, f"{mark}.{turn}.{at}") for at in range(rng.choice((1, 1, 1, 2))))
         acts.append(Say(scripts=scripts, delivery=rng.choices(DELIVERIES, weights=(6, 3, 1, 1))[0]))
         acts.append(Wait(for_s=round(rng.choice((0.0, 0.0, rng.uniform(0, 0.5))), 3)))
-        acts += rng.choices(AFTERWARDS, weights=(8, 1, 1, 1, 1, 1))[0]
+        acts += rng.choices(AFTERWARDS, weights=(8, 1, 1, 1, 1, 1, 1))[0]
     return tuple(acts)

@@ -23,6 +23,7 @@ from tests.support.visit import Visit
 
 SETTLED_S = 40.0  # for all runs of a round to close, the last fault included
 LOOK_S = 0.1
+MEMORY_MADE = "agent.thread_context_compacted"
 SLACK_S = 4.0  # a stopped process may hold a lock for 2 s; the rest is for a busy machine
 
 _blocks = msgspec.json.Decoder(tuple[Block, ...])
@@ -94,6 +95,7 @@ class Evidence:
         self.prompts: list[Any] = []
         self.calls: list[Any] = []
         self.ledger: list[Any] = []
+        self.memories: list[Any] = []
         self.messages: list[Message] = []
         self.seen: list[Message] = []  # by the model: without what was rolled back
 
@@ -132,7 +134,7 @@ class Evidence:
             if follower.session_id == session_id:
                 follower.stop_at(len(self.events))
         async with visit.database.transaction() as tx:
-            self.runs, self.prompts, self.calls, self.ledger, messages = [
+            self.runs, self.prompts, self.calls, self.ledger, self.memories, messages = [
                 await tx.fetch(
                     f"SELECT * FROM {table} WHERE session_id = $1 ORDER BY {order}", to_uuid(session_id)
                 )
@@ -141,6 +143,7 @@ class Evidence:
                     ("prompts", "seq"),
                     ("tool_calls", "position, index"),
                     ("usage_entries", "opened_at"),
+                    ("memories", "created_at"),
                     ("messages", "position"),
                 )
             ]
@@ -206,6 +209,13 @@ class Evidence:
         found = refusals(self.seen, TOOL_NAMES)
         if repaired(self.seen) != tuple(self.seen):
             found.append("the stored transcript needs repair")
+        for row in self.memories:
+            after = self.messages[row["position"] : row["position"] + 1]
+            if after and after[0].role == "tool":
+                found.append(f"a memory parts the call at {row['position']} from its result")
+        told = [event["memory_id"] for event in self.events if event["type"] == MEMORY_MADE]
+        if told != [public("mem", row["id"]) for row in self.memories]:
+            found.append(f"memories: {[row['id'] for row in self.memories]}, the log has {told}")
         return found
 
     # -- promise 7: a finished call never runs again ----------------------------------------------------

@@ -32,17 +32,15 @@ Passing = Callable[[str], str]
 
 def kind_of(step: Step) -> str:
     """What a commit is for, by the words of `points.COMMIT_KINDS`."""
-    if isinstance(step.ending, CloseRun):
-        return "close"
-    if isinstance(step.ending, WaitForClient):
-        return "wait"
-    if step.opened is not None:
-        return "open_request"
-    if any(stored.message.role == "assistant" for stored in step.messages):
-        return "answer"
-    if any(call.state == "done" for call in step.calls):
-        return "tool_result"
-    return "other"
+    kinds = (
+        ("close", isinstance(step.ending, CloseRun)),
+        ("wait", isinstance(step.ending, WaitForClient)),
+        ("memory", step.memory is not None),
+        ("open_request", step.opened is not None),
+        ("answer", any(stored.message.role == "assistant" for stored in step.messages)),
+        ("tool_result", any(call.state == "done" for call in step.calls)),
+    )
+    return next((kind for kind, is_it in kinds if is_it), "other")
 
 
 def around(owner: Any, name: str, *, before: str = "", after: str = "", passed: Passing) -> None:

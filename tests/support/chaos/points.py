@@ -16,7 +16,7 @@ ARMED = "armed.json"
 REQUESTS = "requests.log"
 ANSWER_S = 30.0
 
-COMMIT_KINDS = ("open_request", "answer", "tool_result", "close", "wait", "other")
+COMMIT_KINDS = ("open_request", "answer", "tool_result", "close", "wait", "memory", "other")
 WORKER_POINTS = (
     *(f"commit.{kind}.{place}" for kind in COMMIT_KINDS for place in ("before", "inside", "after")),
     *("claim.before", "claim.inside", "claim.after", "renewal.before", "renewal.inside"),
