@@ -61,9 +61,9 @@ async def list_session_memories(
 async def compact(
     request: ApiRequest,
     session_id: FromPath[str],
-    data: JSONBody[CompactSession],
     principal: NamedDependency[Principal],
     resources: NamedDependency[Resources],
+    data: JSONBody[CompactSession | None] = None,
 ) -> RunView:
     """Queues a run that replaces older messages by a memory in what the model is sent.
 
@@ -78,7 +78,7 @@ async def compact(
             admission = await compact_session(
                 tx,
                 session_id=session_id,
-                instructions=data.instructions,
+                instructions=None if data is None else data.instructions,
                 api_key_id=principal.public_key_id,
                 bounds=resources.queue_bounds,
             )

@@ -137,17 +137,8 @@ async def compaction_of_a_session(api: ServedApi, me: Caller) -> Request:
 
 
 async def restoring_of_a_memory(api: ServedApi, me: Caller) -> Request:
-    session, memory = await me.session(), new_id("mem")
-    async with api.database.transaction() as tx:
-        await tx.execute(
-            """
-            INSERT INTO memories (id, tenant_id, session_id, position, seen_position, text)
-            VALUES ($1, $2, $3, 1, 1, 'notes')
-            """,
-            to_uuid(memory),
-            me.tenant_id,
-            to_uuid(session),
-        )
+    session = await me.session()
+    memory = await api.new_memory(me, session)
     return Request(path=f"/v1/sessions/{session}/memories/{memory}/restore", makes={"events": 1})
 
 

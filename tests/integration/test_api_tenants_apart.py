@@ -17,6 +17,7 @@ _PREFIXES = {
     "run_id": "run",
     "file_id": "file",
     "prompt_id": "evt",
+    "memory_id": "mem",
 }
 
 
@@ -34,14 +35,21 @@ def _routes() -> Iterator[tuple[str, str, Any]]:
                 yield method.upper(), path, operation
 
 
-async def _own(caller: Caller) -> dict[str, str]:
+async def _own(api: ServedApi, caller: Caller) -> dict[str, str]:
     """One of everything."""
     agent = await caller.agent(system="secret")
     session = await caller.session(agent)
     prompt = (await caller.say(session, "secret"))[0]["id"]
     run = (await caller.get(f"/v1/sessions/{session}/runs"))["data"][0]["id"]
     file = (await caller.call("POST", "/v1/files", 201, content=b"secret"))["id"]
-    return {"agent_id": agent, "session_id": session, "run_id": run, "file_id": file, "prompt_id": prompt}
+    return {
+        "agent_id": agent,
+        "session_id": session,
+        "run_id": run,
+        "file_id": file,
+        "prompt_id": prompt,
+        "memory_id": await api.new_memory(caller, session),
+    }
 
 
 def _body(path: str) -> Any:
@@ -77,7 +85,7 @@ async def _everything(caller: Caller, own: dict[str, str]) -> list[str]:
 async def test_ids_of_another_tenant_are_like_ids_that_do_not_exist(api: ServedApi) -> None:
     """S-01: for every route of the OpenAPI document."""
     owner, stranger = await api.caller(), await api.caller()
-    own = await _own(owner)
+    own = await _own(api, owner)
     unknown = {name: f"{_PREFIXES[name]}_{uuid4().hex}" for name in own}
     before = await _everything(owner, own)
     tried = 0

@@ -18,6 +18,7 @@ PREFIXES: dict[str, Prefix] = {
     "run_id": "run",
     "prompt_id": "evt",
     "file_id": "file",
+    "memory_id": "mem",
 }
 BODIES: dict[str, Any] = {
     "/v1/agents/{agent_id}": {"name": "mine now"},
@@ -48,7 +49,7 @@ async def api(database_url: str, redis_url: str) -> AsyncIterator[ServedApi]:
         yield api
 
 
-async def everything_of(caller: Caller) -> dict[str, str]:
+async def everything_of(api: ServedApi, caller: Caller) -> dict[str, str]:
     """One of each thing that a tenant can have, by the name of its path parameter."""
     agent = await caller.agent()
     session = await caller.session(agent, title="secret title")
@@ -61,13 +62,14 @@ async def everything_of(caller: Caller) -> dict[str, str]:
         "run_id": event["run_id"],
         "prompt_id": event["id"],
         "file_id": file,
+        "memory_id": await api.new_memory(caller, session),
     }
 
 
 async def test_ids_of_another_tenant_are_unknown_on_every_route(api: ServedApi) -> None:
     """S-01."""
     thief, owner = await api.caller("thief"), await api.caller("owner")
-    theirs = await everything_of(owner)
+    theirs = await everything_of(api, owner)
     before = await _contents(api, owner.tenant_id)
 
     for method, path in routes_with_ids():
@@ -83,7 +85,7 @@ async def test_ids_of_another_tenant_are_unknown_on_every_route(api: ServedApi) 
 
 async def test_own_parents_do_not_open_foreign_children(api: ServedApi) -> None:
     thief, owner = await api.caller("thief"), await api.caller("owner")
-    theirs, mine = await everything_of(owner), await everything_of(thief)
+    theirs, mine = await everything_of(api, owner), await everything_of(api, thief)
     path = f"/v1/sessions/{mine['session_id']}"
     await thief.delete(f"{path}/prompts/{theirs['prompt_id']}", 404)
     await thief.post(f"{path}/prompts/{theirs['prompt_id']}", BODIES[PROMPT_PATH], 404)
@@ -92,7 +94,7 @@ async def test_own_parents_do_not_open_foreign_children(api: ServedApi) -> None:
 async def test_ids_of_another_tenant_in_bodies_are_unknown(api: ServedApi) -> None:
     """S-01."""
     thief, owner = await api.caller("thief"), await api.caller("owner")
-    theirs, mine = await everything_of(owner), await everything_of(thief)
+    theirs, mine = await everything_of(api, owner), await everything_of(api, thief)
     events = f"/v1/sessions/{mine['session_id']}/events"
     image = {"type": "image", "source": {"type": "file", "file_id": theirs["file_id"]}}
     pictured = {"type": "user.message", "content": [image]}
@@ -112,7 +114,7 @@ async def test_ids_of_another_tenant_in_bodies_are_unknown(api: ServedApi) -> No
 
 async def test_own_files_may_be_shown_to_the_model(api: ServedApi) -> None:
     me = await api.caller()
-    mine = await everything_of(me)
+    mine = await everything_of(api, me)
     image = {"type": "image", "source": {"type": "file", "file_id": mine["file_id"]}}
     body = {"events": [{"type": "user.message", "content": [image]}]}
     [event] = (await me.post(f"/v1/sessions/{mine['session_id']}/events", body))["data"]
@@ -122,7 +124,7 @@ async def test_own_files_may_be_shown_to_the_model(api: ServedApi) -> None:
 async def test_lists_and_filters_only_narrow_what_is_ones_own(api: ServedApi) -> None:
     """S-01."""
     thief, owner = await api.caller("thief"), await api.caller("owner")
-    theirs = await everything_of(owner)
+    theirs = await everything_of(api, owner)
     for path in ("/v1/agents", "/v1/sessions", "/v1/files"):
         assert (await thief.get(path))["data"] == []
     assert (await thief.get("/v1/sessions", params={"agent_id": theirs["agent_id"]}))["data"] == []
@@ -148,7 +150,7 @@ async def test_key_that_may_only_read_changes_nothing(api: ServedApi) -> None:
 
 async def test_ids_of_another_kind_or_shape_are_unknown_not_broken(api: ServedApi) -> None:
     me = await api.caller()
-    mine = await everything_of(me)
+    mine = await everything_of(api, me)
     swapped = {name: mine["run_id" if name == "session_id" else "session_id"] for name in mine}
     wrong = [
         swapped,

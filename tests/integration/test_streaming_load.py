@@ -154,9 +154,9 @@ async def test_a_stream_that_is_opened_and_never_answered_holds_nothing(
 
 @pytest.mark.parametrize("how", ["fin", "rst"])
 async def test_a_disconnect_is_noticed_on_a_silent_stream_and_cancels_no_run(
-    database_url: str, redis_url: str, how: str
+    database_url: str, redis_url: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SSE-12."""
+    """SSE-12: it is no error either."""
     async with open_database(database_url) as database, replica(database, redis_url) as api:
         log = await new_log(database)
         await log.open_run()
@@ -171,6 +171,7 @@ async def test_a_disconnect_is_noticed_on_a_silent_stream_and_cancels_no_run(
             run = await tx.fetchrow("SELECT state, cancel_requested_at FROM runs")
         assert run is not None
         assert (run["state"], run["cancel_requested_at"]) == ("running", None)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_silent_streams_get_heartbeats_that_dispatch_nothing(database_url: str, redis_url: str) -> None:

@@ -17,8 +17,10 @@ import uvicorn
 from app.main import create_app
 from app.settings import Settings
 from db.engine import Database
+from db.ids import to_uuid
 from db.keys import create_key
 from db.tenants import create_tenant
+from providers.ids import new_id
 
 ROOT = Path(__file__).parents[2]
 START_S = 30.0
@@ -71,6 +73,21 @@ class ServedApi:
     url: str
     database: Database
     clients: list[httpx.AsyncClient]
+
+    async def new_memory(self, owner: Caller, session_id: str) -> str:
+        """The id of a memory of the session, as a worker makes it."""
+        memory_id = new_id("mem")
+        async with self.database.transaction() as tx:
+            await tx.execute(
+                """
+                INSERT INTO memories (id, tenant_id, session_id, position, seen_position, text)
+                VALUES ($1, $2, $3, 1, 1, 'secret notes')
+                """,
+                to_uuid(memory_id),
+                owner.tenant_id,
+                to_uuid(session_id),
+            )
+        return memory_id
 
     async def caller(self, name: str = "tenant", scopes: tuple[str, ...] = ("write",)) -> Caller:
         """A caller of a new tenant."""

@@ -107,6 +107,73 @@ async def test_parallel_results_keep_the_order_of_the_calls_and_failures_stay_ap
     assert session.runs[0].stop.type == "end_turn"
 
 
+async def test_a_call_that_is_denied_stands_among_the_results_of_its_turn() -> None:
+    """H-15: e is blocked by policy; all five results are in one message, in the order of the calls."""
+    late = asyncio.Event()
+
+    async def never() -> str:
+        raise AssertionError("it was denied")
+
+    async def opens() -> str:
+        late.set()
+        raise ValueError("broken")
+
+    tools = [
+        says("a", "A", after=late),
+        tool("b", opens),
+        says("c", "C", after=late),
+        raises("d", asyncio.CancelledError()),
+        tool("e", never, requires_approval=True),
+    ]
+    session = MemorySession(agent(*(tool.name for tool in tools)))
+    session.post("go")
+    model = ScriptedModel(calls("a", "b", "c", "d", "e"), text("ok"))
+    await work(session, model=model, tools=ToolRegistry(tools))
+    (waiting,) = session.open_calls()
+    session.confirm(waiting.id, "deny", "Not today.")
+    await work(session, model=model, tools=ToolRegistry(tools))
+    check(session)
+    said = results(session)
+    assert [is_error for _, is_error in said] == [False, True, False, True, True]
+    assert (said[0][0], said[2][0]) == ("A", "C")
+    assert all(words for words, _ in said)
+    assert "Not today." in said[4][0]
+    assert [message["role"] for message in session.transcript()] == ["user", "assistant", "tool", "assistant"]
+    uses = [use["id"] for message in session.transcript()[1:2] for use in message["content"]]
+    given = [block["tool_use_id"] for block in session.transcript()[2]["content"]]
+    assert given == uses
+
+
+async def test_a_cancel_of_the_run_ends_its_parallel_tools() -> None:
+    """H-15: a and c are cancelled with the run, whatever b and d did."""
+    ended: list[str] = []
+    begun = asyncio.Barrier(3)
+
+    def waits(name: str) -> Tool:
+        async def run() -> str:
+            await begun.wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(name)
+            return "never"
+
+        return tool(name, run)
+
+    tools = [waits("a"), raises("b", ValueError("broken")), waits("c"), raises("d", asyncio.CancelledError())]
+    session = MemorySession(agent("a", "b", "c", "d"))
+    session.post("go")
+    model = ScriptedModel(calls("a", "b", "c", "d"), text("never"))
+    working = asyncio.create_task(work(session, model=model, tools=ToolRegistry(tools)))
+    await asyncio.wait_for(begun.wait(), 60)
+    session.cancel("enough")
+    await working
+    check(session)
+    assert sorted(ended) == ["a", "c"]
+    outcomes = [event["outcome"] for event in session.find_events("agent.tool_result")]
+    assert sorted(outcomes) == ["cancelled", "cancelled", "error", "error"]
+
+
 async def test_a_tool_that_cancels_its_own_task_does_not_cancel_the_run() -> None:
     async def cancels_itself() -> str:
         task = asyncio.current_task()
