@@ -8,6 +8,9 @@ from msgspec import Struct
 
 from agents.config import AgentTool, QueueMode
 from app.routes.agents import ModelView, ServiceAccount, view_model
+from app.streaming.live import Live, Unfinished
+from db.live import LastError, LiveState, PendingCall
+from db.runs import RunState
 from db.sessions import Session, SessionStatus, TokenCounters
 from providers.types import JsonObject
 
@@ -86,6 +89,53 @@ class SessionView(Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     archived_at: datetime | None
+
+
+class QueueView(Struct, frozen=True, kw_only=True):
+    """Prompts that no run has taken up. `prompt_ids`: the first of them, as they came; `count`: of all."""
+
+    count: int
+    prompt_ids: tuple[str, ...]
+
+
+class LiveView(Struct, frozen=True, kw_only=True):
+    """What goes on at this moment.
+
+    `cursor` is the id from which a stream goes on behind it. `unfinished`: events that are being produced,
+    with their deltas so far, put together; empty when Redis is away. `pending_calls`: calls without a result.
+    `last_error`: the newest `session.error` of the newest run.
+    """
+
+    cursor: str
+    run_id: str | None
+    run_state: RunState | None
+    unfinished: list[Unfinished]
+    pending_calls: tuple[PendingCall, ...]
+    queue: QueueView
+    last_error: LastError | None
+
+
+class LiveSessionView(SessionView, frozen=True, kw_only=True):
+    """A session with what goes on in it."""
+
+    live: LiveView
+
+
+def view_live_session(session: Session, state: LiveState, now: Live) -> LiveSessionView:
+    """A session with what goes on in it."""
+    seen = view_session(session)
+    return LiveSessionView(
+        **{field: getattr(seen, field) for field in seen.__struct_fields__},
+        live=LiveView(
+            cursor=now.cursor,
+            run_id=state.run_id,
+            run_state=state.run_state,
+            unfinished=now.unfinished,
+            pending_calls=state.calls,
+            queue=QueueView(count=state.prompt_count, prompt_ids=state.prompt_ids),
+            last_error=state.last_error,
+        ),
+    )
 
 
 def view_session(session: Session) -> SessionView:

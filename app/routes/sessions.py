@@ -37,11 +37,14 @@ from app.routes.inputs import (
     to_inputs,
 )
 from app.routes.positions import Direction
-from app.routes.session_views import SessionView, view_session
+from app.routes.session_views import LiveSessionView, SessionView, view_live_session, view_session
+from app.streaming.live import first_base, kept_batches, live
 from db import sessions
 from db.admission import Admission, Input, PromptInput, admit, append_events, roll_back
 from db.ids import to_uuid
+from db.live import get_live_state
 from db.sessions import SessionFilter, SessionStatus
+from providers.ids import is_id
 from providers.types import JsonObject
 
 Title = Annotated[str, Meta(max_length=1000)]
@@ -214,10 +217,17 @@ async def list_sessions(
 @get("/v1/sessions/{session_id:str}", opt=SESSION_TOKENS, tags=["Sessions"])
 async def get_session(
     session_id: FromPath[str], principal: NamedDependency[Principal], resources: NamedDependency[Resources]
-) -> SessionView:
-    """Reads a session as it stands at this moment."""
+) -> LiveSessionView:
+    """Reads a session as it stands at this moment, with what is going on in it.
+
+    A client that shows `live` and then reads the stream from `live.cursor` misses nothing.
+    """
+    kept = await resources.hub.kept_previews(session_id) if is_id("sess", session_id) else []
+    batches = kept_batches(kept)
     async with resources.database.transaction(principal.tenant_id) as tx:
-        return view_session(await sessions.get_session(tx, session_id))
+        session = await sessions.get_session(tx, session_id)
+        state = await get_live_state(tx, session_id, after_seq=first_base(batches))
+    return view_live_session(session, state, live(state, batches, resources.hub.limits))
 
 
 @post("/v1/sessions/{session_id:str}", status_code=200, tags=["Sessions"])

@@ -11,6 +11,7 @@ from app.streaming.frames import Cursor, delta_frame, encode_delta, start_frame
 from app.streaming.merging import DeltaPile
 from app.streaming.outgoing import ENDS_PREVIEWS
 from app.streaming.ring import Frame
+from providers.types import JsonObject
 
 FINISHED_IDS = 1024
 """How many final events since the last request are remembered; one turn has fewer."""
@@ -124,7 +125,7 @@ class Previews:
         for unfinished in missing:
             had[unfinished.event_id] = unfinished.index
             frames.append((unfinished, None, unfinished.start_n))
-            frames += [(unfinished, delta, unfinished.last_n) for delta in _merged(unfinished)]
+            frames += [(unfinished, encode_delta(delta), unfinished.last_n) for delta in _merged(unfinished)]
         newest_n = max((unfinished.last_n for unfinished in missing), default=0)
         encoded = []
         for at, (unfinished, delta, n) in enumerate(frames, start=1):
@@ -135,6 +136,13 @@ class Previews:
                 shown_n = n if in_turn and (delta is None or is_last_of_event) else None
             encoded.append(_frame(unfinished, delta, seq=seq, n=shown_n))
         return encoded
+
+    def unfinished(self) -> tuple[int | None, list[tuple[str, DeltaKind, list[JsonObject]]]]:
+        """The newest `n`, None when nothing is unfinished; and id, kind and merged deltas of what is."""
+        begun = [each for each in self._unfinished.values() if each.deltas is not None]
+        begun.sort(key=lambda each: each.start_n)
+        newest_n = max((each.last_n for each in begun), default=None)
+        return newest_n, [(each.event_id, each.kind, _merged(each)) for each in begun]
 
     # -- inside -----------------------------------------------------------------------------------------
 
@@ -178,9 +186,8 @@ class Previews:
         self._bytes = 0
 
 
-def _merged(unfinished: Unfinished) -> list[bytes]:
-    deltas = [msgspec.json.decode(delta) for _, delta in unfinished.deltas or ()]
-    return [encode_delta(delta) for delta in DeltaPile(deltas).build()]
+def _merged(unfinished: Unfinished) -> list[JsonObject]:
+    return DeltaPile(msgspec.json.decode(delta) for _, delta in unfinished.deltas or ()).build()
 
 
 def _frame(unfinished: Unfinished, delta: bytes | None, *, seq: int, n: int | None) -> bytes:
