@@ -3,8 +3,9 @@
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from providers.types import JsonObject, ThinkEffort
+from providers.types import JsonObject, ThinkEffort, ToolChoice
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\s\x00-\x1f]+$")]
@@ -84,9 +85,31 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     fallback_models: Annotated[tuple[ModelName, ...], Meta(max_length=MAX_FALLBACK_MODELS)] = ()
     output_schema: JsonObject | None = None
     compact_at_tokens: Annotated[int, Meta(ge=1_000, le=10_000_000)] | None = None
+    tool_choice: ToolChoice = ToolChoice()
     extra_body: JsonObject = {}
 
     @property
     def queue_modes(self) -> QueueModes:
         """Both modes as what takes prompts up reads them."""
         return QueueModes(steering=self.steering_mode, follow_up=self.follow_up_mode)
+
+
+class RunOverrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a prompt changes of its agent for its own run. None: nothing."""
+
+    model: ModelChoice | None = None
+    think_effort: ThinkEffort | None = None
+    tools: tuple[AgentTool, ...] | None = None
+    tool_choice: ToolChoice | None = None
+    max_turns: int | None = None
+    time_limit_s: float | None = None
+    extra_body: JsonObject | None = None
+
+    def applied_to(self, agent: AgentConfig) -> AgentConfig:
+        """The configuration that the run works with."""
+        names = ("tools", "tool_choice", "max_turns", "time_limit_s", "extra_body")
+        changes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        model = self.model or agent.model
+        if self.think_effort is not None:
+            model = replace(model, effort=self.think_effort)
+        return replace(agent, model=model, **changes)

@@ -35,6 +35,7 @@ from providers.types import (
     ProviderRequest,
     Stop,
     TextBlock,
+    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -126,6 +127,9 @@ class ModelRequests:
         elif self._progress.agent.output_schema is not None and not target.capabilities.output_schema:
             text = f"The model {target.model} cannot be held to a schema, but the agent has one."
             await self._progress.fail("model_without_output_schema", text)
+        elif (name := self._progress.agent.tool_choice.name) is not None and not self._toolbox.offers(name):
+            text = f"The tool {name!r} must be called by `tool_choice`, but is not among the tools."
+            await self._progress.fail("tool_not_offered", text)
         else:
             return False
         return True
@@ -198,9 +202,17 @@ class ModelRequests:
             max_output_tokens=agent.max_output_tokens,
             cache_key=snapshot.session_id,
             end_user_id=snapshot.end_user_id,
+            tool_choice=self._tool_choice,
             output_schema=agent.output_schema,
             extra_body=agent.extra_body if self._targets.takes_extra_body else {},
         )
+
+    @property
+    def _tool_choice(self) -> ToolChoice:
+        """What forces a call holds for the run's first request: else the run could not end."""
+        choice = self._progress.agent.tool_choice
+        is_forced = choice.type in {"any", "tool"} and self._progress.turns > 0
+        return replace(choice, type="auto", name=None) if is_forced else choice
 
     async def _with_images(self, message: Message) -> Message:
         """Uploaded images become inline ones; the model is told of those that are gone."""

@@ -47,6 +47,10 @@ class Toolbox:
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(offer.spec for offer in self._offers.values())
 
+    def offers(self, name: str) -> bool:
+        """True when the model may call a tool of this name."""
+        return name in self._offers
+
     def find(self, name: str) -> Tool | None:
         """The tool that runs on our side under this name."""
         offer = self._offers.get(name)

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from agents.config import AgentConfig, QueueModes
+from agents.config import AgentConfig, QueueModes, RunOverrides
 from agents.events import CancelMode, Delivery, Event, Outcome, StopReason, UserContent
 from providers.types import JsonObject, Message, Purpose, Role, Usage
 from tools.types import ToolResult
@@ -98,10 +98,15 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a run was made for. `compact`: to make a memory, with `instructions` of the client for it."""
+    """What a run was made for, and how it differs from its agent.
+
+    `compact`: it is to make a memory, with `instructions` of the client for it. A run without prompts that is
+    not for that goes on from where the transcript stands.
+    """
 
     compact: bool = False
     instructions: str | None = None
+    overrides: RunOverrides = RunOverrides()
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from agents.closing import close_step, stops_here
+from agents.config import RunOverrides
 from agents.drafts import Draft
 from agents.events import (
     CancelMode,
@@ -22,7 +23,7 @@ from agents.events import (
     UserInterrupt,
     UserMessage,
 )
-from agents.types import CloseRun
+from agents.types import CloseRun, RunOptions
 from db.answers import (
     AnswerInput,
     ConfirmationInput,
@@ -39,6 +40,7 @@ from db.arrivals import (
     draft_of_session,
     lock_session,
     raise_inbox,
+    require_idle,
 )
 from db.engine import Transaction
 from db.errors import Conflict, NotFound
@@ -60,6 +62,7 @@ __all__ = [
     "admit",
     "append_events",
     "cancel_run",
+    "continue_session",
     "edit_prompt",
     "roll_back",
     "withdraw_prompt",
@@ -67,10 +70,14 @@ __all__ = [
 
 
 class PromptInput(Struct, frozen=True, kw_only=True, tag="user.message"):
-    """User input. Prompts admitted together are one batch. `delivery` None: the client named none."""
+    """User input. Prompts admitted together are one batch. `delivery` None: the client named none.
+
+    `overrides` hold for the run of the batch; they stand on its first prompt.
+    """
 
     content: tuple[UserContent, ...]
     delivery: Delivery | None = None
+    overrides: RunOverrides = RunOverrides()
 
 
 class InterruptInput(Struct, frozen=True, kw_only=True, tag="user.interrupt"):
@@ -186,11 +193,7 @@ async def roll_back(tx: Transaction, *, session_id: str) -> Admission:
     `session_busy`, `nothing_to_roll_back`).
     """
     locked = await lock_session(tx, session_id)
-    if locked.run_id is not None:
-        raise Conflict(
-            "session_busy",
-            f"The session has an open run; cancel {public('run', locked.run_id)} first, or wait for its end.",
-        )
+    require_idle(locked)
     run_id = await tx.fetchval(
         """
         SELECT run_id FROM messages WHERE session_id = $1 AND rolled_back_at IS NULL
@@ -218,6 +221,42 @@ async def roll_back(tx: Transaction, *, session_id: str) -> Admission:
     draft.event(SessionRolledBack, rolled_back_run_id=public("run", run_id), position=position)
     admission = Admission(session_id=session_id)
     await append(tx, locked, draft, admission)
+    return admission
+
+
+async def continue_session(
+    tx: Transaction,
+    *,
+    session_id: str,
+    overrides: RunOverrides,
+    api_key_id: str | None,
+    bounds: QueueBounds | None = None,
+) -> Admission:
+    """Queues a run without a prompt, which asks the model from where the transcript stands.
+
+    Raises: NotFound, Conflict (`session_archived`, `session_busy`, `nothing_to_continue`), QueueFull.
+    """
+    locked = await lock_session(tx, session_id)
+    require_idle(locked)
+    tail = await tx.fetchval(
+        """
+        SELECT role FROM messages WHERE session_id = $1 AND rolled_back_at IS NULL
+        ORDER BY position DESC LIMIT 1
+        """,
+        locked.id,
+    )
+    if tail not in {"user", "tool"}:
+        raise Conflict(
+            "nothing_to_continue",
+            "The transcript ends on nothing that the model could answer; send a prompt.",
+        )
+    run = NewRun(
+        id=to_uuid(new_id("run")),
+        api_key_id=None if api_key_id is None else to_uuid(api_key_id),
+        options=RunOptions(overrides=overrides),
+    )
+    admission = Admission(session_id=session_id, run_id=public("run", run.id))
+    await append(tx, locked, draft_of_session(locked), admission, run=run, bounds=bounds)
     return admission
 
 
@@ -262,7 +301,7 @@ async def _admit_prompt(
     run = None
     if locked.run_id is None:
         run_id = to_uuid(new_id("run"))
-        run = NewRun(id=run_id, api_key_id=key_id)
+        run = NewRun(id=run_id, api_key_id=key_id, options=_options(prompt))
     draft = draft_of_session(locked, run_id=run_id)
     event = draft.event(
         UserMessage, content=prompt.content, delivery=delivery, batch_id=batch_id, processed=False
@@ -274,6 +313,7 @@ async def _admit_prompt(
         delivery=delivery,
         api_key_id=key_id,
         run_id=run_id,
+        overrides=prompt.overrides,
     )
     await append(tx, locked, draft, admission, run=run, prompt=stored, bounds=bounds)
     admission.answered.append(admission.events[-1])
@@ -282,6 +322,10 @@ async def _admit_prompt(
     if is_first and locked.run_id is not None and delivery == "interrupt":
         # Once the prompt stands, so that what closes the run makes the next one of it.
         await _cancel(tx, await lock_session(tx, admission.session_id), "now", INTERRUPTED, admission)
+
+
+def _options(prompt: PromptInput) -> RunOptions | None:
+    return None if prompt.overrides == RunOverrides() else RunOptions(overrides=prompt.overrides)
 
 
 async def _run_for_batch(tx: Transaction, locked: LockedSession, batch_id: str) -> UUID | None:

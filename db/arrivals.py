@@ -6,6 +6,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from agents.config import RunOverrides
 from agents.drafts import Draft
 from agents.events import Delivery, UserContent
 from agents.log import LoggedEvent, number, renumbered
@@ -47,6 +48,15 @@ async def lock_session(tx: Transaction, session_id: str, *, even_archived: bool 
     return locked
 
 
+def require_idle(locked: LockedSession) -> None:
+    """Raises: Conflict (`session_busy`), when the session has an open run."""
+    if locked.run_id is not None:
+        raise Conflict(
+            "session_busy",
+            f"The session has an open run; cancel {public('run', locked.run_id)} first, or wait for its end.",
+        )
+
+
 class NewRun(Struct, frozen=True, kw_only=True):
     """A run to be queued: the session has none that is open."""
 
@@ -67,6 +77,7 @@ class NewPrompt(Struct, frozen=True, kw_only=True):
     delivery: Delivery
     api_key_id: UUID | None
     run_id: UUID | None
+    overrides: RunOverrides = RunOverrides()
     state: Literal["pending", "applied"] = "pending"
 
 
@@ -133,14 +144,15 @@ def _add_prompt(parts: Parts, prompt: NewPrompt) -> None:
         "new_prompt",
         """
         INSERT INTO prompts
-            (id, tenant_id, session_id, batch_id, seq, state, delivery, content, api_key_id, run_id)
-        SELECT {}, fence.tenant_id, fence.session_id, {}, fence.last_seq, {}, {}, {}, {}, {} FROM fence
+            (id, tenant_id, session_id, batch_id, seq, state, delivery, content, options, api_key_id, run_id)
+        SELECT {}, fence.tenant_id, fence.session_id, {}, fence.last_seq, {}, {}, {}, {}, {}, {} FROM fence
         """,
         to_uuid(prompt.id),
         to_uuid(prompt.batch_id),
         prompt.state,
         prompt.delivery,
         encode_json(prompt.content),
+        None if prompt.overrides == RunOverrides() else encode_json(prompt.overrides),
         prompt.api_key_id,
         prompt.run_id,
     )

@@ -137,7 +137,8 @@ _FIND = f"{_CANDIDATES} {_FIRST}"
 _BEGIN_RUN = f"""
 UPDATE runs SET state = 'running', worker_id = $1, started_at = coalesce(started_at, clock_timestamp()),
     deadline_at = coalesce(deadline_at, clock_timestamp() + make_interval(secs => (
-        SELECT coalesce((config ->> 'time_limit_s')::float8, {DEFAULT_TIME_LIMIT_S})
+        SELECT coalesce((runs.options #>> '{{overrides,time_limit_s}}')::float8,
+            (config ->> 'time_limit_s')::float8, {DEFAULT_TIME_LIMIT_S})
         FROM sessions JOIN agent_versions USING (agent_id)
         WHERE sessions.id = runs.session_id AND version = agent_version
     )))

@@ -7,12 +7,11 @@ from msgspec import Struct
 
 from agents.events import SessionUpdated
 from agents.types import RunOptions
-from db.arrivals import Admission, NewRun, append, draft_of_session, lock_session
+from db.arrivals import Admission, NewRun, append, draft_of_session, lock_session, require_idle
 from db.engine import Record, Transaction
 from db.errors import Conflict, NotFound
 from db.ids import parse_id, public, to_uuid
 from db.queue_depth import QueueBounds
-from db.work import LockedSession
 from providers.ids import new_id
 
 
@@ -77,7 +76,7 @@ async def compact_session(
     Raises: NotFound, Conflict (`session_archived`, `session_busy`, `nothing_to_compact`), QueueFull.
     """
     locked = await lock_session(tx, session_id)
-    _require_idle(locked)
+    require_idle(locked)
     has_messages = await tx.fetchval(
         """
         SELECT EXISTS (
@@ -107,7 +106,7 @@ async def restore_memory(tx: Transaction, *, session_id: str, memory_id: str) ->
     Raises: NotFound, Conflict (`session_archived`, `session_busy`, `memory_rolled_back`).
     """
     locked = await lock_session(tx, session_id)
-    _require_idle(locked)
+    require_idle(locked)
     memory = await get_memory(tx, session_id=session_id, memory_id=memory_id)
     if await _tells_of_rolled_back(tx, locked.id, memory):
         raise Conflict("memory_rolled_back", "The memory tells of messages that were rolled back since.")
@@ -146,14 +145,6 @@ async def _tells_of_rolled_back(tx: Transaction, session: UUID, memory: MemoryRe
         memory.created_at,
     )
     return bool(found)
-
-
-def _require_idle(locked: LockedSession) -> None:
-    if locked.run_id is not None:
-        raise Conflict(
-            "session_busy",
-            f"The session has an open run; cancel {public('run', locked.run_id)} first, or wait for its end.",
-        )
 
 
 def _record(row: Record) -> MemoryRecord:

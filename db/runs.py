@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from agents.events import CancelMode, Outcome, StopReason
+from agents.types import RunOptions
 from db.engine import Record, Transaction
 from db.errors import NotFound
 from db.ids import parse_id, public, public_or_none, to_uuid
@@ -35,6 +36,7 @@ class Run(Struct, frozen=True, kw_only=True):
     state: RunState
     stop_reason: StopReason | None
     prompt_ids: tuple[str, ...]
+    options: RunOptions
     turns: int
     after_seq: int
     queue_position: int | None
@@ -241,6 +243,7 @@ def _run(row: Record) -> Run:
         state=row["state"],
         stop_reason=reason,
         prompt_ids=tuple(public("evt", prompt) for prompt in row["prompt_ids"] or ()),
+        options=msgspec.json.decode(row["options"] or "{}", type=RunOptions),
         turns=row["turns"],
         after_seq=row["after_seq"],
         queue_position=row["queue_position"],

@@ -46,17 +46,18 @@ async def load_snapshot(tx: Transaction, hold: Hold) -> Snapshot:
     if unfinished.epoch != hold.epoch:
         raise HoldLost
     memory = _memory(row)
+    options = _options.decode(row["options"]) if row["options"] else RunOptions()
     messages = await load_messages(tx, session, after=memory.position if memory is not None else 0)
     folded = await _folded_tail(tx, session, memory.position) if memory is not None else None
     return Snapshot(
         session_id=hold.session_id,
         run_id=hold.run_id,
-        agent=effective_agent(row["config"], row["agent_overrides"]),
+        agent=options.overrides.applied_to(effective_agent(row["config"], row["agent_overrides"])),
         messages=messages,
         tail_role=messages[-1].message.role if messages else folded.tail_role if folded else None,
         task=folded.task if folded else None,
         memory=memory,
-        options=_options.decode(row["options"]) if row["options"] else RunOptions(),
+        options=options,
         batch=unfinished.batch,
         inbox=unfinished.view,
         turns=row["turns"],

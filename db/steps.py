@@ -355,8 +355,10 @@ def _add_close(parts: Parts, fence: Fence, step: Step, ending: CloseRun) -> None
     parts.add(
         "next_run",
         """
-        INSERT INTO runs (id, tenant_id, session_id, state, api_key_id, after_seq)
-        SELECT {}, fence.tenant_id, fence.session_id, 'queued', prompts.api_key_id, fence.last_seq
+        INSERT INTO runs (id, tenant_id, session_id, state, api_key_id, options, after_seq)
+        SELECT {}, fence.tenant_id, fence.session_id, 'queued', prompts.api_key_id,
+            CASE WHEN prompts.options IS NOT NULL THEN json_build_object('overrides', prompts.options) END,
+            fence.last_seq
         FROM fence, closed_run, prompts WHERE prompts.id = {}
         RETURNING id
         """,

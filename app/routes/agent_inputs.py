@@ -68,7 +68,7 @@ ToolParam = BuiltinToolParam | CustomToolParam | AgentToolsetParam | McpToolsetP
 ToolParams = Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)]
 
 
-def to_model(given: str | ModelParam, resources: Resources) -> ModelChoice:
+def to_model(given: str | ModelParam, resources: Resources, *, field: str = "model") -> ModelChoice:
     """Raises: InvalidField, for a model that no provider answers for."""
     if isinstance(given, str):
         given = ModelParam(id=given)
@@ -76,7 +76,7 @@ def to_model(given: str | ModelParam, resources: Resources) -> ModelChoice:
     try:
         resources.providers.check_model(given.id)
     except UnknownModel as error:
-        raise InvalidField(f"model: {error}", field="model") from error
+        raise InvalidField(f"{field}: {error}", field=field) from error
     return ModelChoice(
         id=given.id, effort=None if effort is None else parse_effort(effort), speed=given.speed
     )
@@ -105,14 +105,16 @@ def check_output_schema(schema: JsonObject, model: str, resources: Resources) ->
         )
 
 
-def to_tools(given: Sequence[ToolParam] | None, resources: Resources) -> tuple[AgentTool, ...]:
+def to_tools(
+    given: Sequence[ToolParam] | None, resources: Resources, *, field: str = "tools"
+) -> tuple[AgentTool, ...]:
     """Raises: InvalidField, NotAvailable."""
-    tools = tuple(_to_tool(tool, f"tools[{index}]", resources) for index, tool in enumerate(given or ()))
+    tools = tuple(_to_tool(tool, f"{field}[{index}]", resources) for index, tool in enumerate(given or ()))
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in seen:
-            field = f"tools[{index}].name"
-            raise InvalidField(f"{field}: there are two tools named {tool.name!r}.", field=field)
+            name = f"{field}[{index}].name"
+            raise InvalidField(f"{name}: there are two tools named {tool.name!r}.", field=name)
         seen.add(tool.name)
     return tools
 

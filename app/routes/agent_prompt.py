@@ -27,14 +27,16 @@ from app.routes.inputs import (
     require_image_files,
     require_sight,
     to_prompt,
+    to_prompt_input,
 )
+from app.routes.override_inputs import Overridable, to_overrides
 from app.routes.runs import RunResultView, view_result
 from app.routes.sessions import EndUserId, Title
 from app.routes.settling import MAX_WAIT_S, wait_for_prompt, while_connected
 from app.streaming.frames import Cursor
 from app.streaming.response import EventStream, NothingFollows
 from db import sessions
-from db.admission import Admission, PromptInput, admit
+from db.admission import Admission, admit
 from db.engine import Transaction
 from db.runs import Run, RunResult, RunState, RunToolResult, RunUsage, get_run, prompt_outcome
 from providers.types import JsonObject
@@ -48,12 +50,12 @@ ALL_DELTAS: tuple[DeltaKind, ...] = (
 )
 
 
-class AgentPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentPrompt(Overridable, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A prompt for an agent, in a new session or in `session_id`.
 
     `stream`: answer with Server-Sent Events of the run; `event_deltas` names the previews in it, all kinds
-    when left out. Else the answer waits for the run up to `wait_s` seconds. The last three fields belong to a
-    new session.
+    when left out. Else the answer waits for the run up to `wait_s` seconds. `title`, `end_user_id` and
+    `metadata` belong to a new session. What it changes of the agent holds for its run alone.
     """
 
     prompt: Annotated[str, Meta(min_length=1)] | Content
@@ -134,7 +136,8 @@ async def _admit(
 ) -> JsonObject:
     """Ids of the session and the prompt, and the prompt's place in the log."""
     content = (TextParam(text=data.prompt),) if isinstance(data.prompt, str) else data.prompt
-    inputs = (PromptInput(content=to_prompt(content, field="prompt"), delivery=data.delivery),)
+    prompt = to_prompt(content, field="prompt")
+    inputs = (to_prompt_input(prompt, data.delivery, to_overrides(data, resources)),)
     if data.session_id is None:
         find_model = partial(model_of_agent, resources, principal, agent_id)
     else:
@@ -155,8 +158,8 @@ async def _admit(
                 api_key_id=principal.public_key_id,
                 bounds=resources.queue_bounds,
             )
-            prompt = admission.answered[0]
-            return {"session_id": session_id, "prompt_id": prompt.id, "seq": prompt.seq}
+            stored = admission.answered[0]
+            return {"session_id": session_id, "prompt_id": stored.id, "seq": stored.seq}
 
         made = await once(tx, request, make)
     await announce(resources, admission)

@@ -39,6 +39,7 @@ from app.routes.agent_inputs import (
     to_model,
     to_tools,
 )
+from app.routes.override_inputs import LONGEST_RUN_S, MOST_TURNS
 from app.routes.positions import position_page, read_position
 from db import agents
 from db.agents import Agent
@@ -50,8 +51,6 @@ Description = Annotated[str, Meta(max_length=4096)]
 System = Annotated[str, Meta(max_length=1_000_000, description="The system prompt.")]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)]
 MetadataPatch = Annotated[dict[MetadataKey, MetadataValue | None], Meta(max_length=2 * MAX_METADATA)]
-MOST_TURNS = 1000
-LONGEST_RUN_S = 86_400.0
 MaxTurns = Annotated[int, Meta(ge=1, le=MOST_TURNS, description="Model requests of one run at most.")]
 TimeLimit = Annotated[float, Meta(gt=0, le=LONGEST_RUN_S, description="Working time of one run.")]
 WaitTimeout = Annotated[

@@ -130,7 +130,7 @@ async def send_events(
     Answered when they are stored, and with that certain to be handled. A prompt starts a run when the session
     is free, and does what its `delivery` says when it is not.
     """
-    inputs = to_inputs(data.events)
+    inputs = to_inputs(data.events, resources)
     await require_sight(resources, inputs, partial(model_of_session, resources, principal, session_id))
     admission: Admission | None = None
     async with resources.database.transaction(principal.tenant_id) as tx:

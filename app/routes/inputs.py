@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct
 
+from agents.config import RunOverrides
 from agents.events import CancelMode, Confirmation, Delivery, UserContent
 from app.auth import Principal
 from app.errors import InvalidField, NotAvailable
 from app.resources import Resources
+from app.routes.override_inputs import Overridable, to_overrides
 from db.admission import AnswerInput, ConfirmationInput, Input, InterruptInput, PromptInput
 from db.agents import get_agent
 from db.engine import Transaction
@@ -71,19 +73,15 @@ CANCEL_MODE = Meta(
 
 
 class UserMessageParam(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="user.message", tag_field="type"
+    Overridable, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="user.message", tag_field="type"
 ):
-    """A prompt. Those of one request go together: they have one delivery, and one run takes them up."""
+    """A prompt. Those of one request go together: they have one delivery, and one run takes them up.
+
+    What it changes of the agent holds for its run, and stands on the first prompt of the request.
+    """
 
     content: Content
     delivery: Annotated[Delivery | None, DELIVERY] = None
-    model: Annotated[Any, _LATER] = UNSET
-    think_effort: Annotated[Any, _LATER] = UNSET
-    tools: Annotated[Any, _LATER] = UNSET
-    tool_choice: Annotated[Any, _LATER] = UNSET
-    max_turns: Annotated[Any, _LATER] = UNSET
-    time_limit_s: Annotated[Any, _LATER] = UNSET
-    extra_body: Annotated[Any, _LATER] = UNSET
 
 
 class UserInterruptParam(
@@ -157,18 +155,23 @@ EventParam = (
     | CustomMessageParam
 )
 
-_OVERRIDES = ("model", "think_effort", "tools", "tool_choice", "max_turns", "time_limit_s", "extra_body")
 
-
-def to_inputs(events: Sequence[EventParam], *, field: str = "events") -> tuple[Input, ...]:
+def to_inputs(
+    events: Sequence[EventParam], resources: Resources, *, field: str = "events"
+) -> tuple[Input, ...]:
     """What is to be admitted, in order. `field` names the list in errors.
 
     Raises: NotAvailable, InvalidField.
     """
-    inputs = tuple(_input(event, f"{field}[{index}]") for index, event in enumerate(events))
+    inputs = tuple(_input(event, resources, f"{field}[{index}]") for index, event in enumerate(events))
     deliveries: set[Delivery] = set()
     for index, item in enumerate(inputs):
         if isinstance(item, PromptInput):
+            if deliveries and item.overrides != RunOverrides():
+                name = f"{field}[{index}]"
+                raise InvalidField(
+                    f"{name}: what holds for the run stands on the first prompt of a request.", field=name
+                )
             deliveries.add(item.delivery or "queue")
             if len(deliveries) > 1:
                 name = f"{field}[{index}].delivery"
@@ -178,10 +181,12 @@ def to_inputs(events: Sequence[EventParam], *, field: str = "events") -> tuple[I
     return inputs
 
 
-def _input(event: EventParam, field: str) -> Input:
+def _input(event: EventParam, resources: Resources, field: str) -> Input:
     match event:
         case UserMessageParam():
-            return _prompt(event, field)
+            overrides = to_overrides(event, resources, field=f"{field}.")
+            content = to_prompt(event.content, field=f"{field}.content")
+            return to_prompt_input(content, event.delivery, overrides, field=f"{field}.")
         case UserInterruptParam():
             if event.session_thread_id not in (UNSET, None):
                 raise NotAvailable("There are no session threads.", field=f"{field}.session_thread_id")
@@ -205,14 +210,18 @@ def _input(event: EventParam, field: str) -> Input:
             )
 
 
-def _prompt(event: UserMessageParam, field: str) -> PromptInput:
-    for name in _OVERRIDES:
-        if getattr(event, name) is not UNSET:
-            raise NotAvailable(
-                f"Overriding `{name}` for one run is not available; set it on the agent or the session.",
-                field=f"{field}.{name}",
+def to_prompt_input(
+    content: tuple[UserContent, ...], delivery: Delivery | None, overrides: RunOverrides, *, field: str = ""
+) -> PromptInput:
+    """A prompt with what it changes for its run. Raises: InvalidField, when it has no run of its own."""
+    if overrides != RunOverrides():
+        if delivery == "steer":
+            name = f"{field}delivery"
+            raise InvalidField(
+                f"{name}: `steer` joins a run in progress, which nothing can be changed of.", field=name
             )
-    return PromptInput(content=to_prompt(event.content, field=f"{field}.content"), delivery=event.delivery)
+        delivery = delivery or "queue"  # it is no answer to a question
+    return PromptInput(content=content, delivery=delivery, overrides=overrides)
 
 
 def to_prompt(content: Sequence[ContentParam], *, field: str) -> tuple[UserContent, ...]:
@@ -260,9 +269,11 @@ async def require_sight(
     Images in answers to tool calls may go to a model that cannot see: it is told what was left out.
     Raises: InvalidField, UnknownModel.
     """
-    if not any(isinstance(item, PromptInput) and images_of(item) for item in inputs):
+    seen = [item for item in inputs if isinstance(item, PromptInput)]
+    if not any(images_of(item) for item in seen):
         return
-    model = await find_model()
+    chosen = seen[0].overrides.model
+    model = await find_model() if chosen is None else chosen.id
     if not resources.providers.capabilities(model).images:
         await resources.providers.discover()  # its server may know better than the tables
     if not resources.providers.capabilities(model).images:

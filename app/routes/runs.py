@@ -8,6 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
+from agents.config import RunOverrides
 from agents.events import CancelMode, StopReason
 from app.auth import SESSION_TOKENS, Principal
 from app.http_json import ApiRequest
@@ -25,9 +26,10 @@ from app.pagination import (
 from app.resources import Resources
 from app.routes.admissions import announce
 from app.routes.inputs import CANCEL_MODE
+from app.routes.override_inputs import Overridable, to_overrides
 from app.routes.positions import Direction
 from app.routes.settling import MAX_WAIT_S, wait_for_run, while_connected
-from db.admission import Admission, cancel_run
+from db.admission import Admission, cancel_run, continue_session
 from db.ids import to_uuid
 from db.runs import Run, RunResult, RunState, RunToolResult, RunUsage, get_run, list_runs, run_result
 from db.sessions import require_session
@@ -60,6 +62,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     state: RunState
     stop_reason: StopReason | None
     prompt_ids: tuple[str, ...]
+    overrides: Annotated[RunOverrides, Meta(description="What its prompt changed of the agent for it.")]
     turns: Annotated[int, Meta(description="Requests to the model so far; retries do not count.")]
     after_seq: Annotated[int, Meta(description="Place in the log before the run: `after` for its events.")]
     queue_position: Annotated[
@@ -155,6 +158,44 @@ async def cancel_one_run(
     return view_run(run, result)
 
 
+class ContinueSession(Overridable, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the run is to do differently from its agent."""
+
+
+@post("/v1/sessions/{session_id:str}/continue", opt=SESSION_TOKENS, status_code=202, tags=["Runs"])
+async def continue_one_session(
+    request: ApiRequest,
+    session_id: FromPath[str],
+    principal: NamedDependency[Principal],
+    resources: NamedDependency[Resources],
+    data: JSONBody[ContinueSession | None] = None,
+) -> RunView:
+    """Queues a run without a new prompt: the model is asked from where the transcript stands.
+
+    For a run that was cancelled, failed, or reached a limit. Refused while a run is open, and when the
+    transcript ends on nothing that the model could answer.
+    """
+    overrides = to_overrides(data or ContinueSession(), resources)
+    admission: Admission | None = None
+    async with resources.database.transaction(principal.tenant_id) as tx:
+
+        async def make() -> JsonObject:
+            nonlocal admission
+            admission = await continue_session(
+                tx,
+                session_id=session_id,
+                overrides=overrides,
+                api_key_id=principal.public_key_id,
+                bounds=resources.queue_bounds,
+            )
+            return {"run_id": admission.run_id}
+
+        made = await once(tx, request, make)
+        run = await get_run(tx, made["run_id"])
+    await announce(resources, admission)
+    return view_run(run)
+
+
 def view_run(run: Run, result: RunResult | None = None) -> RunView:
     return RunView(
         id=run.id,
@@ -162,6 +203,7 @@ def view_run(run: Run, result: RunResult | None = None) -> RunView:
         state=run.state,
         stop_reason=run.stop_reason,
         prompt_ids=run.prompt_ids,
+        overrides=run.options.overrides,
         turns=run.turns,
         after_seq=run.after_seq,
         queue_position=run.queue_position,
@@ -183,4 +225,4 @@ def view_result(result: RunResult) -> RunResultView:
     )
 
 
-ROUTES = [get_one_run, wait_for_one_run, list_session_runs, cancel_one_run]
+ROUTES = [get_one_run, wait_for_one_run, list_session_runs, cancel_one_run, continue_one_session]

@@ -146,7 +146,7 @@ async def create_session(
         budget=data.budget, messages=data.messages, resources=data.resources, vault_ids=data.vault_ids
     )
     overrides = to_overrides(data.agent, resources)
-    inputs = _initial_inputs(data.initial_events)
+    inputs = _initial_inputs(data.initial_events, resources)
     await require_sight(resources, inputs, partial(_model_of, resources, principal, data.agent, overrides))
     admission: Admission | None = None
     async with resources.database.transaction(principal.tenant_id) as tx:
@@ -348,8 +348,8 @@ def to_overrides(agent: str | AgentParam | AgentOverridesParam, resources: Resou
     return overrides
 
 
-def _initial_inputs(events: tuple[EventParam, ...]) -> tuple[Input, ...]:
-    inputs = to_inputs(events, field="initial_events")
+def _initial_inputs(events: tuple[EventParam, ...], resources: Resources) -> tuple[Input, ...]:
+    inputs = to_inputs(events, resources, field="initial_events")
     for index, item in enumerate(inputs):
         if not isinstance(item, PromptInput):
             field = f"initial_events[{index}].type"

@@ -136,6 +136,13 @@ async def compaction_of_a_session(api: ServedApi, me: Caller) -> Request:
     return Request(path=path, body={}, other={"instructions": "short"}, makes={"runs": 1})
 
 
+async def continuation_of_a_session(api: ServedApi, me: Caller) -> Request:
+    session = await me.session()
+    await closed_run(api, me, session)
+    path = f"/v1/sessions/{session}/continue"
+    return Request(path=path, body={}, other={"max_turns": 2}, makes={"runs": 1})
+
+
 async def restoring_of_a_memory(api: ServedApi, me: Caller) -> Request:
     session = await me.session()
     memory = await api.new_memory(me, session)
@@ -184,6 +191,7 @@ PREPARE: dict[str, Prepare] = {
     "/v1/sessions/{session_id}": title_of_a_session,
     "/v1/sessions/{session_id}/archive": archive_of_a_session,
     "/v1/sessions/{session_id}/compact": compaction_of_a_session,
+    "/v1/sessions/{session_id}/continue": continuation_of_a_session,
     "/v1/sessions/{session_id}/events": events_of_a_session,
     "/v1/sessions/{session_id}/memories/{memory_id}/restore": restoring_of_a_memory,
     "/v1/sessions/{session_id}/prompts/{prompt_id}": edit_of_a_prompt,

@@ -111,8 +111,6 @@ async def test_prompts_of_many_clients_at_once_get_one_dense_order(api: ServedAp
     ("event", "code", "field"),
     [
         (prompt("x") | {"delivery": "now"}, "invalid_field", "events[0].delivery"),
-        (prompt("x") | {"model": "rehearsal:demo"}, "not_available", "events[0].model"),
-        (prompt("x") | {"max_turns": 3}, "not_available", "events[0].max_turns"),
         (prompt("x") | {"id": "evt_1"}, "invalid_field", "events[0].id"),
         (prompt(" \n "), "invalid_field", "events[0].content"),
         ({"type": "user.message", "content": []}, "invalid_field", "events[0].content"),

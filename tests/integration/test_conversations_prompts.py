@@ -286,7 +286,7 @@ async def test_client_that_leaves_the_short_way_cancels_nothing(api: ServedApi) 
         ({"wait_s": 601}, "wait_s"),
         ({"stream": 1}, "stream"),
         ({"event_deltas": ["everything"]}, "event_deltas[0]"),
-        ({"model": "rehearsal:demo"}, "model"),
+        ({"model": "nobody:knows"}, "model"),
     ],
 )
 async def test_short_way_refuses_what_it_does_not_know(
