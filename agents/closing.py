@@ -45,6 +45,7 @@ INTERRUPTED = "Interrupted while running. It may have had effects; its result is
 NOT_STARTED = "Not started: the run was stopped first."
 NOT_APPROVED = "Not started: the run was stopped while the call waited to be approved."
 NOT_ANSWERED = "Not answered: the run was stopped while it waited for the client."
+SKIPPED = "Skipped: another call of this turn has ended the run. It may have had effects if it had begun."
 WORKER_LOST = "The process that ran this call was lost. Whether it had effects is not known."
 
 
@@ -89,7 +90,7 @@ def close_step(work: OpenWork, stop_reason: StopReason, now: datetime) -> Step:
 
 def close(draft: Draft, work: OpenWork, stop_reason: StopReason) -> None:
     """Adds to `draft` all that closes the run, but the end of an open request."""
-    _stop_calls(draft, work.calls)
+    _stop_calls(draft, work.calls, skip=stop_reason.type == "direct_return")
     for prompt in work.batch:
         draft.withdraw_prompt(prompt.id)
         draft.event(PromptWithdrawn, prompt_id=prompt.id, reason="run_cancelled")
@@ -185,6 +186,12 @@ def stopped_call(call: ToolCall) -> ToolCall:
     return finish_call(call, text_result(text, is_error=True, details={"code": code}), "cancelled")
 
 
+def skipped_call(call: ToolCall) -> ToolCall:
+    """A call that is not finished because another one of its turn has closed the run."""
+    result = text_result(SKIPPED, is_error=True, details={"code": "skipped"})
+    return finish_call(call, result, "skipped")
+
+
 def record_result(draft: Draft, call: ToolCall) -> None:
     """Stores the result of `call` and tells readers. The transcript gets it with `append_results`."""
     assert call.result is not None
@@ -200,16 +207,33 @@ def record_result(draft: Draft, call: ToolCall) -> None:
     )
 
 
+def ending_of(calls: tuple[ToolCall, ...]) -> StopReason | None:
+    """How the run ends by what its tools have returned; None: it goes on.
+
+    A direct return ends it at once, all else when the last call of the turn is finished.
+    """
+    results = [call.result for call in calls if call.state == "done" and call.outcome == "ok" and call.result]
+    data = next((result.data for result in results if result.data is not None), None)
+    if data is not None:
+        return StopReason(type="direct_return", result=data)
+    if not calls or any(call.state != "done" for call in calls):
+        return None
+    all_hint = len(results) == len(calls) and all(result.terminate for result in results)
+    is_end = all_hint or any(result.ends_turn for result in results)
+    return StopReason(type="end_turn") if is_end else None
+
+
 def append_results(draft: Draft, calls: tuple[ToolCall, ...]) -> None:
     """Puts the results of `calls`, all done, into the transcript: one message, in source order."""
     ordered = sorted(calls, key=lambda call: call.index)
     draft.message(Message(role="tool", blocks=tuple(_result_block(call) for call in ordered)))
 
 
-def _stop_calls(draft: Draft, calls: tuple[ToolCall, ...]) -> None:
+def _stop_calls(draft: Draft, calls: tuple[ToolCall, ...], *, skip: bool) -> None:
     if not calls:
         return
-    done = [call if call.state == "done" else stopped_call(call) for call in calls]
+    ended = skipped_call if skip else stopped_call
+    done = [call if call.state == "done" else ended(call) for call in calls]
     for before, after in zip(calls, done, strict=True):
         if before is not after:
             record_result(draft, after)

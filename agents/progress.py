@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from agents.closing import OpenWork, add_session_error, append_results, close
+from agents.closing import OpenWork, add_session_error, append_results, close, ending_of
 from agents.context import Context
 from agents.drafts import Draft
 from agents.errors import InboxChanged, Stopped
@@ -65,6 +65,10 @@ class Progress:
     async def commit(self, write: Write) -> None:
         """Stores a step that does not depend on what has come in. Raises: HoldLost."""
         draft = self._written(write)
+        stop = ending_of(self.calls_after(draft))
+        if stop is not None:
+            await self.close(stop, write)  # which depends on what has come in
+            return
         self._append_finished(draft)
         step = draft.build()
         await self.sink.commit(step)
@@ -78,7 +82,11 @@ class Progress:
         """
         while not self._must_stop():
             draft = self._written(write, turn=turn)
-            self._append_finished(draft)
+            stop = ending_of(self.calls_after(draft))
+            if stop is None:
+                self._append_finished(draft)
+            else:
+                close(draft, self._work(draft), stop)
             if await self._is_stored(draft):
                 return
         raise Stopped

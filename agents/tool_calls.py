@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from agents.closing import finish_call, lost_call, record_result
+from agents.closing import ending_of, finish_call, lost_call, record_result
 from agents.drafts import Draft
 from agents.errors import HandOver, Stopped
 from agents.events import Outcome, StatusIdle, StopReason, ToolStart
@@ -130,7 +130,8 @@ class ToolCalls:
         context = self._context(call)
         # Last of all: between this and the tool's own code, a worker that stands still goes unnoticed.
         await self._progress.until_live()
-        return to_result(await tool.execute(call.input, context))
+        result = to_result(await tool.execute(call.input, context))
+        return replace(result, ends_turn=tool.ends_turn and not result.is_error)
 
     async def _wait_for_one(self) -> None:
         """Returns when a call has finished, or has been ended because its time is over."""
@@ -194,6 +195,8 @@ class ToolCalls:
 
     def _startable(self, calls: tuple[ToolCall, ...]) -> list[ToolCall]:
         """Those of `calls` that may start as things are, in source order."""
+        if ending_of(calls) is not None:
+            return []
         if self._toolbox.must_be_sequential(calls):
             # Nothing overtakes a call that runs, or that waits to be approved.
             due = next((call for call in calls if call.kind == "server" and call.state != "done"), None)

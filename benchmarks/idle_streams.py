@@ -39,7 +39,7 @@ async def _round(server: Deployment, sessions: list[str], readers: int) -> tuple
     """Resident bytes for each reader in a fresh process, and the share of a core that it takes then."""
     paths = [f"/v1/sessions/{session}/events/stream?event_deltas=agent.message" for session in sessions]
     headers = {"authorization": f"Bearer {server.api_key}"}
-    async with api_process(server) as api:
+    async with api_process(server, ARMILLARY_API_CONNECTIONS=str(2 * readers)) as api:
         process = await ReadersProcess.start()
         try:
             await process.call("open", port=api.port, paths=paths[:1], headers=headers, count=1)

@@ -84,10 +84,14 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """What a run has come to so far.
 
     `text` is that of its last assistant message, empty when there is none. `tool_results` are those of its
-    finished calls by tool name, in the order of the calls.
+    finished calls by tool name, in the order of the calls. `data`: what a tool has returned directly.
+    `turns`: its finished requests. `raw_usage`: what the provider said of each request, as it said it.
     """
 
     text: str
+    data: JsonObject | None
+    turns: int
+    raw_usage: tuple[JsonObject, ...]
     tool_results: dict[str, tuple[RunToolResult, ...]]
     usage: RunUsage
 
@@ -98,6 +102,8 @@ class PromptOutcome(Struct, frozen=True, kw_only=True):
     state: PromptState
     run_id: str | None
 
+
+_stop_reason = msgspec.json.Decoder(StopReason)
 
 RunPosition = tuple[datetime, UUID]
 """A place in a session's list of runs: `queued_at` and id of the last one that was read."""
@@ -194,14 +200,28 @@ async def run_result(tx: Transaction, run_id: str) -> RunResult:
         " coalesce(sum(cost_usd), 0) AS cost_usd,"
         " count(*) FILTER (WHERE state <> 'open' AND cost_usd IS NULL) AS unpriced_requests,"
         " count(*) FILTER (WHERE state <> 'open' AND (input_tokens IS NULL OR output_tokens IS NULL))"
-        " AS uncounted_requests"
+        " AS uncounted_requests,"
+        " array_agg(raw ORDER BY opened_at) FILTER (WHERE raw IS NOT NULL) AS raw"
         " FROM usage_entries WHERE tenant_id = $1 AND run_id = $2"
         " AND session_id = (SELECT session_id FROM runs WHERE id = $2)",
         tx.tenant_id,
         key,
     )
     assert usage is not None  # an aggregate without groups has one row
-    return RunResult(text=_text(blocks), tool_results=_tool_results(calls), usage=RunUsage(**dict(usage)))
+    counts = dict(usage)
+    raw = counts.pop("raw") or ()
+    run = await tx.fetchrow(
+        "SELECT turns, stop_reason FROM runs WHERE tenant_id = $1 AND id = $2", tx.tenant_id, key
+    )
+    stop = None if run is None or run["stop_reason"] is None else _stop_reason.decode(run["stop_reason"])
+    return RunResult(
+        text=_text(blocks),
+        data=None if stop is None else stop.result,
+        turns=0 if run is None else run["turns"],
+        tool_results=_tool_results(calls),
+        usage=RunUsage(**counts),
+        raw_usage=tuple(msgspec.json.decode(said) for said in raw),
+    )
 
 
 def _text(blocks: str | None) -> str:
@@ -232,7 +252,7 @@ def _tool_results(calls: list[Record]) -> dict[str, tuple[RunToolResult, ...]]:
 def _run(row: Record) -> Run:
     reason = None
     if row["stop_reason"] is not None:
-        reason = msgspec.json.decode(row["stop_reason"], type=StopReason)
+        reason = _stop_reason.decode(row["stop_reason"])
     elif row["open_calls"]:
         reason = StopReason(
             type="requires_action", event_ids=tuple(public("evt", call) for call in row["open_calls"])

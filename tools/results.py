@@ -25,13 +25,15 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from providers.cleaning import MAX_DEPTH, clean_text
 from providers.types import ImageBlock, TextBlock
 from tools.errors import UnusableResult
-from tools.types import ToolResult
+from tools.types import DirectReturn, ToolResult
 
-ToolOutput = Any  # str, a JSON value, TextBlock, ImageBlock, a list of those two, ToolResult, or None
+ToolOutput = Any
+"""str, a JSON value, TextBlock, ImageBlock, a list of those two, ToolResult, DirectReturn, or None."""
 
 
 def to_result(value: ToolOutput) -> ToolResult:
@@ -39,20 +41,30 @@ def to_result(value: ToolOutput) -> ToolResult:
 
     Raises: UnusableResult.
     """
+    content: Iterable[TextBlock | ImageBlock]
     match value:
         case ToolResult():
-            details = None if value.details is None else to_json(value.details)
-            return ToolResult(content=_clean(value.content), details=details, is_error=value.is_error)
+            return _checked(value)
+        case DirectReturn():
+            data = to_json(value.data)
+            return ToolResult(content=_clean((TextBlock(text=value.text or json_text(data)),)), data=data)
         case None:
-            return ToolResult()
+            content = ()
         case str():
-            return ToolResult(content=(TextBlock(text=clean_text(value)),))
+            content = (TextBlock(text=value),)
         case TextBlock() | ImageBlock():
-            return ToolResult(content=_clean((value,)))
+            content = (value,)
         case list() | tuple() if value and all(isinstance(item, TextBlock | ImageBlock) for item in value):
-            return ToolResult(content=_clean(value))
+            content = value
         case _:
-            return ToolResult(content=(TextBlock(text=json_text(value)),))
+            content = (TextBlock(text=json_text(value)),)
+    return ToolResult(content=_clean(content))
+
+
+def _checked(result: ToolResult) -> ToolResult:
+    details = None if result.details is None else to_json(result.details)
+    data = None if result.data is None else to_json(result.data)
+    return replace(result, content=_clean(result.content), details=details, data=data)
 
 
 def _clean(content: Iterable[TextBlock | ImageBlock]) -> tuple[TextBlock | ImageBlock, ...]:

@@ -27,6 +27,7 @@ def tool(
     idempotent: bool = False,
     requires_approval: bool = False,
     asks_user: bool = False,
+    ends_turn: bool = False,
     timeout_s: float | None = None,
     tags: frozenset[str] = frozenset(),
 ) -> Callable[[Callable[..., Awaitable[Any]]], Tool]:
@@ -61,6 +62,7 @@ def tool(
             idempotent=idempotent,
             requires_approval=requires_approval,
             asks_user=asks_user,
+            ends_turn=ends_turn,
             timeout_s=timeout_s,
             tags=tags,
         )

@@ -74,8 +74,8 @@ class PromptAnswer(Struct, frozen=True, kw_only=True):
 
     `status` is that of its run, or `pending` while it waits behind another run, or `withdrawn`. With 200 the
     run is closed or waits for the client (`stop_reason.type` is `requires_action`), and there are `text`,
-    `tool_results` by tool name and `usage`. With 202 it goes on: `GET /v1/runs/{run_id}/wait` or a stream
-    tells its end.
+    `data` of a direct return, `tool_results` by tool name and `usage`. With 202 it goes on:
+    `GET /v1/runs/{run_id}/wait` or a stream tells its end.
     """
 
     type: Literal["prompt_answer"] = "prompt_answer"
@@ -85,6 +85,7 @@ class PromptAnswer(Struct, frozen=True, kw_only=True):
     status: RunState | Literal["pending", "withdrawn"]
     stop_reason: StopReason | None = None
     text: str | None = None
+    data: JsonObject | None = None
     tool_results: dict[str, list[RunToolResult]] | None = None
     usage: RunUsage | None = None
 
@@ -241,6 +242,7 @@ def _answer(made: JsonObject, run: Run, result: RunResult | None) -> PromptAnswe
         status=run.state,
         stop_reason=run.stop_reason,
         text=None if view is None else view.text,
+        data=None if view is None else view.data,
         tool_results=None if view is None else view.tool_results,
         usage=None if view is None else view.usage,
     )

@@ -42,11 +42,18 @@ WaitSeconds = Annotated[
 
 
 class RunResultView(Struct, frozen=True, kw_only=True):
-    """What the run has come to: the text of its last assistant message, and its tool results by tool name."""
+    """What the run has come to: the text of its last assistant message, and its tool results by tool name.
+
+    `data`: what a tool has returned directly, see `direct_return`. `raw_usage`: what the model's API said of
+    each request, in its own words.
+    """
 
     text: str
+    data: JsonObject | None
+    turns: int
     tool_results: dict[str, list[RunToolResult]]
     usage: RunUsage
+    raw_usage: list[JsonObject]
 
 
 class RunView(Struct, frozen=True, kw_only=True):
@@ -220,6 +227,9 @@ def view_run(run: Run, result: RunResult | None = None) -> RunView:
 def view_result(result: RunResult) -> RunResultView:
     return RunResultView(
         text=result.text,
+        data=result.data,
+        turns=result.turns,
+        raw_usage=list(result.raw_usage),
         tool_results={name: list(results) for name, results in result.tool_results.items()},
         usage=result.usage,
     )
