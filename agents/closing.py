@@ -218,9 +218,9 @@ def ending_of(calls: tuple[ToolCall, ...]) -> StopReason | None:
         return StopReason(type="direct_return", result=data)
     if not calls or any(call.state != "done" for call in calls):
         return None
+    ends_turn = any(call.result is not None and call.result.ends_turn for call in calls)
     all_hint = len(results) == len(calls) and all(result.terminate for result in results)
-    is_end = all_hint or any(result.ends_turn for result in results)
-    return StopReason(type="end_turn") if is_end else None
+    return StopReason(type="end_turn") if ends_turn or all_hint else None
 
 
 def append_results(draft: Draft, calls: tuple[ToolCall, ...]) -> None:

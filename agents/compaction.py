@@ -341,6 +341,8 @@ class Compaction:
             await self._progress.commit(partial(write, error_code=error.code))
             raise
         await self._progress.commit(write)
+        usage = exchange.assembly.usage
+        await self._progress.tell("usage", usage, self._target.price(usage)[0])
         return text
 
     async def _open(self, attempt: int) -> Exchange:

@@ -1,5 +1,7 @@
 """One request to a provider: its ledger entry, its span, its answer so far."""
 
+from collections import Counter
+
 from msgspec.structs import replace
 
 from agents.assembly import Assembly, Part
@@ -16,6 +18,7 @@ from agents.events import (
     RetryType,
     TokenUsage,
 )
+from agents.hooks import RequestInfo
 from agents.types import Clock, Pricer, RequestClosed, RequestOpened, ToolCall
 from providers.errors import (
     Overloaded,
@@ -24,7 +27,16 @@ from providers.errors import (
     RateLimited,
 )
 from providers.ids import new_id
-from providers.types import Message, Purpose, Stop, TextBlock, ThinkingBlock, ToolUseBlock, Usage
+from providers.types import (
+    Message,
+    ProviderRequest,
+    Purpose,
+    Stop,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+    Usage,
+)
 
 
 class Exchange:
@@ -60,6 +72,25 @@ class Exchange:
             provider=self._vendor,
             model=self._model,
             purpose=self._purpose,
+        )
+
+    @property
+    def text(self) -> str:
+        """Of the answer so far."""
+        blocks = (part.block for part in self.assembly.parts())
+        return "".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+    def info(self, request: ProviderRequest, prompt_tokens: int) -> RequestInfo:
+        """What observers are told of the request."""
+        return RequestInfo(
+            provider=self._vendor,
+            model=self._model,
+            turn=self.turn,
+            attempt=self._attempt,
+            messages=len(request.messages),
+            roles=dict(Counter(message.role for message in request.messages)),
+            tools=len(request.tools),
+            prompt_tokens=prompt_tokens,
         )
 
     def left(self) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from agents.compaction import Compaction
 from agents.errors import Stopped
 from agents.events import StopReason
+from agents.finishing import finish_turn
+from agents.hooks import NO_HOOKS, HookChain
 from agents.progress import Progress
 from agents.requests import ImageLoader, ModelRequests
 from agents.stop_watch import StopWatch
@@ -29,6 +31,7 @@ async def run_agent(
     clock: Clock,
     load_image: ImageLoader,
     retry: RetryPolicy,
+    hooks: HookChain = NO_HOOKS,
 ) -> None:
     """Works on a run until it is closed or waits for the client.
 
@@ -37,7 +40,7 @@ async def run_agent(
     Raises: HoldLost (write nothing more), HandOver (give the run back to the queue).
     """
     async with StopWatch(inbox=inbox, clock=clock, deadline_at=snapshot.deadline_at) as stop:
-        progress = Progress(snapshot, sink=sink, inbox=inbox, clock=clock, stop=stop)
+        progress = Progress(snapshot, sink=sink, inbox=inbox, clock=clock, stop=stop, hooks=hooks)
         toolbox = Toolbox(snapshot.agent, tools)
         calls = ToolCalls(progress=progress, toolbox=toolbox, stop=stop)
         models = Targets(
@@ -57,6 +60,7 @@ async def run_agent(
             load_image=load_image,
         )
         try:
+            await stop.guard(progress.tell("run_start"))
             while not progress.has_left:
                 await _take_turn(progress, requests, calls, compaction)
         except Stopped:
@@ -70,6 +74,8 @@ async def _take_turn(
     """One decision: settle the open calls, make a memory, ask the model, or close."""
     if progress.calls:
         await calls.settle()
+        if not progress.has_left:
+            await finish_turn(progress)
     elif progress.stops_after_turn:
         await progress.close_stopped()
     elif progress.expects_answer and progress.turns >= progress.agent.max_turns:

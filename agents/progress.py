@@ -1,6 +1,7 @@
 """Where a run stands, and the one way to move it: a step that was committed."""
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -9,6 +10,7 @@ from agents.context import Context
 from agents.drafts import Draft
 from agents.errors import InboxChanged, Stopped
 from agents.events import StatusRunning, StopReason
+from agents.hooks import NO_HOOKS, HookChain, HookContext
 from agents.pending import steering
 from agents.stop_watch import StopWatch
 from agents.types import (
@@ -39,23 +41,49 @@ class Progress:
     """
 
     def __init__(
-        self, snapshot: Snapshot, *, sink: Sink, inbox: Inbox, clock: Clock, stop: StopWatch
+        self,
+        snapshot: Snapshot,
+        *,
+        sink: Sink,
+        inbox: Inbox,
+        clock: Clock,
+        stop: StopWatch,
+        hooks: HookChain = NO_HOOKS,
     ) -> None:
         self.snapshot = snapshot
         self.agent = snapshot.agent
         self.sink = sink
+        self.hooks = hooks
         self.clock = clock
         self.context = Context(snapshot)
         self.turns = snapshot.turns
         self.turn = snapshot.last_turn
         self.batch = snapshot.batch
         self.calls: tuple[ToolCall, ...] = snapshot.inbox.calls
+        self.finished_calls: tuple[ToolCall, ...] = ()  # of the last turn that had some, with their results
         self.next_position = snapshot.next_position
         self.has_left = False
         self._is_announced = False
         self._view = snapshot.inbox
         self._inbox = inbox
         self._stop = stop
+
+    @property
+    def hook_context(self) -> HookContext:
+        """What hooks are told about where they are called."""
+        snapshot = self.snapshot
+        return HookContext(
+            session_id=snapshot.session_id,
+            run_id=snapshot.run_id,
+            agent=self.agent.name,
+            end_user_id=snapshot.end_user_id,
+            turn=self.turn or 1,
+        )
+
+    async def tell(self, name: str, *values: Any) -> None:
+        """Tells the observers of this name, if there are any."""
+        if self.hooks.has(name):
+            await self.hooks.tell(name, self.hook_context, *values)
 
     def announce(self, draft: Draft) -> None:
         """Says once per hold that somebody works on the run."""
@@ -212,6 +240,8 @@ class Progress:
     async def _is_stored(self, draft: Draft) -> bool:
         """Commits what was decided on the inbox as we know it. False: it has changed, and was read again."""
         step = draft.build()
+        if isinstance(step.ending, CloseRun):
+            await self.tell("run_end", step.ending.stop_reason)
         try:
             await self.sink.commit(step, seen=self._view.inbox_no)
         except InboxChanged:
@@ -243,7 +273,7 @@ class Progress:
         self.next_position += len(step.messages)
         self.calls = _changed(self.calls, step.calls)
         if any(stored.message.role == "tool" for stored in step.messages):
-            self.calls = ()
+            self.finished_calls, self.calls = self.calls, ()
         if step.applied:
             self.batch = _without(self.batch, step.applied)
             self._view = replace(self._view, pending=_without(self._view.pending, step.applied))

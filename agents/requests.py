@@ -2,25 +2,28 @@
 
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import cast
+from typing import Literal, cast
 
 from msgspec.structs import replace
 
+from agents.assembly import Part
 from agents.compaction import Compaction
 from agents.drafts import Draft
 from agents.errors import HandOver, Stopped
 from agents.events import CloseType, PromptApplied, StopReason
 from agents.exchange import Exchange, add_error, add_prose, add_use, is_cut, keep_partial_text, user_text
+from agents.finishing import decision_on, with_message
+from agents.hooks import TurnReport
 from agents.progress import Progress
 from agents.stop_watch import StopWatch
 from agents.targets import Target, Targets
 from agents.tool_calls import ToolCalls
 from agents.toolbox import Toolbox, refusal_code
 from agents.transcript import repaired
-from agents.types import PreviewDelta, PreviewStart, ToolCall
+from agents.types import PendingPrompt, PreviewDelta, PreviewStart, ToolCall
 from providers.errors import ContextTooLong, ProviderError, StreamTruncated
 from providers.retry import RetryPolicy
 from providers.types import (
@@ -35,6 +38,8 @@ from providers.types import (
     ProviderRequest,
     Stop,
     TextBlock,
+    TextDelta,
+    ThinkingDelta,
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
@@ -147,18 +152,24 @@ class ModelRequests:
             turn=turn, attempt=attempt, vendor=target.vendor, model=target.model, clock=self._progress.clock
         )
 
+        taken: list[PendingPrompt] = []
+
         def write(draft: Draft) -> None:
             self._progress.announce(draft)
-            self._take_up(draft)
+            taken[:] = self._progress.arrivals
+            self._take_up(draft, taken)
             exchange.open(draft)
 
         if attempt == 1:
-            return exchange if await self._progress.begin_turn(write, turn=turn) else None
-        await self._progress.decide(write)  # a retry belongs to the turn that is in progress
+            if not await self._progress.begin_turn(write, turn=turn):
+                return None
+        else:
+            await self._progress.decide(write)  # a retry belongs to the turn that is in progress
+        for prompt in taken:
+            await self._progress.tell("message_received", prompt)
         return exchange
 
-    def _take_up(self, draft: Draft) -> None:
-        prompts = self._progress.arrivals
+    def _take_up(self, draft: Draft, prompts: Sequence[PendingPrompt]) -> None:
         if prompts:
             prompt_ids = tuple(prompt.id for prompt in prompts)
             draft.apply_prompts(prompt_ids)
@@ -168,31 +179,50 @@ class ModelRequests:
 
     async def _stream(self, exchange: Exchange) -> None:
         """Raises: ProviderError."""
-        provider, sink = self._target.provider, self._progress.sink
-        request = await self._request()
+        provider, sink, tell = self._target.provider, self._progress.sink, self._progress.tell
+        watches_text = any(self._progress.hooks.has(name) for name in ("content", "thinking"))
+        request = await self._prepared(exchange)
         await self._progress.until_live()
         sink.preview(PreviewStart(event_id=exchange.id, kind="model.status"))
         sink.preview(_status(exchange, "requested"))
+        await tell("status", "requested")
         exchange.left()
         stream = cast("AsyncGenerator[ProviderEvent, None]", provider.stream(request))
         async with aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, MessageStart):
                     sink.preview(_status(exchange, "connected"))
+                    await tell("status", "connected")
                 previews = exchange.assembly.feed(event)
                 if previews:
                     exchange.content_arrived()
                 for preview in previews:
                     sink.preview(preview)
+                if watches_text and isinstance(event, TextDelta | ThinkingDelta):
+                    await tell("content" if isinstance(event, TextDelta) else "thinking", event.text)
         end = exchange.assembly.end
         if end is None:
             raise StreamTruncated("the adapter ended without a terminal marker")
         if end.stop is Stop.CONTEXT_WINDOW and not exchange.assembly.has_content:
             raise ContextTooLong("the window is full")
 
-    async def _request(self) -> ProviderRequest:
+    async def _prepared(self, exchange: Exchange) -> ProviderRequest:
+        """The request as hooks leave it."""
+        progress, hooks = self._progress, self._progress.hooks
+        await progress.tell("before_prompt_build")
+        shown: Sequence[Message] = progress.context.shown()
+        if hooks.has("transform_context"):
+            shown = await hooks.change("transform_context", progress.hook_context, shown)
+        request = await self._request(shown)
+        if hooks.has("prepare_request"):
+            request = await hooks.change("prepare_request", progress.hook_context, request)
+        if hooks.has("model_request"):
+            await progress.tell("model_request", exchange.info(request, progress.context.tokens))
+        return request
+
+    async def _request(self, shown: Sequence[Message]) -> ProviderRequest:
         agent, snapshot = self._progress.agent, self._progress.snapshot
-        messages = [await self._with_images(message) for message in self._progress.context.shown()]
+        messages = [await self._with_images(message) for message in shown]
         return ProviderRequest(
             model=self._target.model,
             system=agent.system or "",
@@ -233,6 +263,7 @@ class ModelRequests:
     async def _fail(self, exchange: Exchange, error: ProviderError) -> None:
         """Stores a failed attempt; what was previewed of it is void."""
         _log.warning("provider request failed: %s", error.message, extra={"code": error.code})
+        await self._tell_failed(exchange, error)
 
         def write(draft: Draft) -> None:
             exchange.close(draft, self._target.price, error_code=error.code)
@@ -242,6 +273,8 @@ class ModelRequests:
 
     async def _give_up(self, exchange: Exchange, error: ProviderError) -> None:
         _log.error("provider request failed for good: %s", error.message, extra={"code": error.code})
+        await self._tell_failed(exchange, error)
+        await self._tell_over(exchange, "failed")
         kind: CloseType = "retries_exhausted" if error.is_retryable else "error"
 
         def write(draft: Draft) -> None:
@@ -255,7 +288,22 @@ class ModelRequests:
         stop = StopReason(type=kind, code=error.code, message=text)
         await self._progress.close(stop, write)
 
+    async def _tell_failed(self, exchange: Exchange, error: ProviderError) -> None:
+        await self._tell_usage(exchange)
+        await self._progress.tell("error", error.code, user_text(error))
+
+    async def _tell_usage(self, exchange: Exchange) -> None:
+        if self._progress.hooks.has("usage"):
+            usage = exchange.assembly.usage
+            await self._progress.tell("usage", usage, self._target.price(usage)[0])
+
+    async def _tell_over(self, exchange: Exchange, status: Literal["failed", "stopped"]) -> None:
+        await decision_on(self._progress, TurnReport(text=exchange.text, status=status))
+
     async def _close_partial(self, exchange: Exchange) -> None:
+        await self._tell_usage(exchange)
+        await self._tell_over(exchange, "stopped")
+
         def write(draft: Draft) -> None:
             keep_partial_text(draft, exchange)
             exchange.close(draft, self._target.price, error_code=self._stop.cause)
@@ -267,15 +315,17 @@ class ModelRequests:
         end = exchange.assembly.end
         assert end is not None
         self._compaction.measured(exchange.assembly.usage.input_tokens)
+        await self._tell_usage(exchange)
         parts = exchange.assembly.parts()
         uses = tuple(part for part in parts if isinstance(part.block, ToolUseBlock))
         if end.stop is Stop.REFUSAL or not uses:
             await self._finish_last(exchange, end)
             return
         position = self._progress.next_position
-        calls = tuple(
+        asked = [
             self._toolbox.preflight(part, position=position, index=index) for index, part in enumerate(uses)
-        )
+        ]
+        calls = tuple([await self._judged(part, call) for part, call in zip(uses, asked, strict=True)])
 
         def write(draft: Draft, *, may_start: bool = False) -> None:
             add_prose(draft, parts, incomplete=False)
@@ -300,6 +350,17 @@ class ModelRequests:
             # The answer is whole: it is kept, and none of its calls starts.
             await self._progress.close_stopped(write)
 
+    async def _judged(self, part: Part, call: ToolCall) -> ToolCall:
+        """The call as hooks leave it."""
+        hooks, context = self._progress.hooks, self._progress.hook_context
+        if call.state != "done" and call.kind == "server" and hooks.has("before_tool_call"):
+            call = self._toolbox.judged(call, await hooks.judge(context, call))
+        await self._progress.tell("tool_call", call)
+        if call.state == "done" and hooks.has("tool_error"):
+            assert isinstance(part.block, ToolUseBlock)
+            await self._progress.tell("tool_error", call, part.block.input_raw)
+        return call
+
     async def _finish_last(self, exchange: Exchange, end: MessageEnd) -> None:
         """An answer that asks for nothing more closes the run, in the same step."""
         all_parts = exchange.assembly.parts()
@@ -318,9 +379,16 @@ class ModelRequests:
             draft.turns = exchange.turn
 
         if is_refused:
+            await self._tell_over(exchange, "failed")
             await self._progress.close(StopReason(type="refusal"), write)
-        else:
+            return
+        decision = await decision_on(self._progress, TurnReport(text=exchange.text))
+        if decision is None:
             await self._progress.end_turn(write)
+        elif decision.action == "continue" and has_text and decision.message.strip():
+            await self._progress.decide(with_message(write, decision.message))
+        else:
+            await self._progress.close(StopReason(type="end_turn"), write)
 
     def _leads_nowhere(self, calls: tuple[ToolCall, ...]) -> str | None:
         """Why it is no use to go on: the model keeps asking for calls that cannot be made. None: go on.

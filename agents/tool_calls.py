@@ -11,6 +11,8 @@ from agents.closing import ending_of, finish_call, lost_call, record_result
 from agents.drafts import Draft
 from agents.errors import HandOver, Stopped
 from agents.events import Outcome, StatusIdle, StopReason, ToolStart
+from agents.finishing import decision_on
+from agents.hooks import TurnReport
 from agents.progress import Progress
 from agents.stop_watch import StopWatch
 from agents.toolbox import Toolbox
@@ -38,6 +40,7 @@ class _Execution:
     timeout_s: float
     due_s: float
     finished: Finished | None = None
+    is_reviewed: bool = False
 
 
 class ToolCalls:
@@ -75,6 +78,10 @@ class ToolCalls:
                 await self._go_on()
         except Stopped:
             await self._end_running()
+            await self._review()
+            await decision_on(
+                self._progress, TurnReport(text="", calls=self._progress.calls, status="stopped")
+            )
             await self._progress.close_stopped(self._write_finished)
         finally:
             for execution in self._executions.values():
@@ -154,8 +161,25 @@ class ToolCalls:
         if late:
             await self._stop.guard(_end([execution.task for execution in late]))
 
+    async def _review(self) -> None:
+        """Has hooks look at results before these are stored."""
+        hooks, context = self._progress.hooks, self._progress.hook_context
+        for call in self._progress.calls:
+            execution = self._executions.get(call.id)
+            if execution is None or execution.finished is None or execution.is_reviewed:
+                continue
+            result, outcome = execution.finished
+            if hooks.has("after_tool_call"):
+                changed = await hooks.change("after_tool_call", context, result, call)
+                if changed is not result:
+                    result = to_result(changed)
+                    outcome = "error" if result.is_error else "ok"
+            execution.finished, execution.is_reviewed = (result, outcome), True
+            await self._progress.tell("tool_result", finish_call(call, result, outcome))
+
     async def _store(self) -> None:
         """Stores results, and starts what waits for their places in the same step."""
+        await self._stop.guard(self._review())
 
         def write(draft: Draft) -> None:
             self._write_finished(draft)

@@ -7,7 +7,9 @@ from msgspec.structs import replace
 from agents.assembly import CUT_CALL, Part
 from agents.closing import finish_call
 from agents.config import AgentConfig, BuiltinTool, ClientTool
+from agents.hooks import ToolVerdict
 from agents.types import ToolCall
+from providers.cleaning import clean_text
 from providers.types import ToolSpec, ToolUseBlock
 from tools.errors import ToolError, UnknownTool
 from tools.registry import ToolRegistry
@@ -86,6 +88,24 @@ class Toolbox:
         if offer.tool.asks_user:
             return replace(call, state="open", kind="question")
         return replace(call, state="open") if offer.requires_approval else call
+
+    def judged(self, call: ToolCall, verdict: ToolVerdict | None) -> ToolCall:
+        """The call after a hook has judged it."""
+        if verdict is None:
+            return call
+        if verdict.action == "ask":
+            return replace(call, state="open")
+        if verdict.action == "change":
+            try:
+                validate_arguments(self._offers[call.name].spec.input_schema, verdict.input or {})
+            except ToolError as error:
+                text = f"The call was changed to what cannot be made: {error}"
+                result = text_result(text, is_error=True, details={"code": error.code})
+                return finish_call(call, result, "error")
+            return replace(call, input=verdict.input or {})
+        text = clean_text(verdict.reason) or "The call is not allowed."
+        result = text_result(text, is_error=True, details={"code": "blocked"})
+        return finish_call(call, replace(result, ends_turn=verdict.action == "end"), "denied")
 
     def _problem(self, part: Part, use: ToolUseBlock) -> tuple[str, str | None]:
         if part.is_cut:

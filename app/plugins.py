@@ -1,4 +1,4 @@
-"""What installed packages add to this service: model vendors, sources of API keys, tools.
+"""What installed packages add to this service: model vendors, sources of API keys, tools, hooks.
 
 A package has an entry point in the group `armillary`, which names a function. The function is called once in
 every api and every worker with a `PluginSite`, and says there what it brings.
@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from msgspec import Struct
 
+from agents.hooks import Hooks
 from providers.keys import KeySource
 from providers.vendors import VENDORS, Vendor
 from tools.builtin import builtin_registry
@@ -27,6 +28,11 @@ class PluginSite:
         self.vendors: list[Vendor] = []
         self.tools: list[Tool] = []
         self.key_sources: dict[str, KeySource] = {}
+        self.hooks: list[Hooks] = []
+
+    def add_hooks(self, hooks: Hooks) -> None:
+        """Called in each run, in the order of the plug-ins' names, then of these calls."""
+        self.hooks.append(hooks)
 
     def add_vendor(self, vendor: Vendor) -> None:
         """Models of it are named `<vendor.name>:<model>`."""
@@ -50,6 +56,7 @@ class Plugins(Struct, frozen=True, kw_only=True):
     vendors: dict[str, Vendor]
     tools: ToolRegistry
     key_sources: dict[str, KeySource]
+    hooks: list[Hooks]
     loaded: list[str]
     failures: dict[str, str]
 
@@ -59,7 +66,9 @@ def load_plugins() -> Plugins:
 
     One that fails is logged by name and left out whole; the others and the service are as without it.
     """
-    plugins = Plugins(vendors=dict(VENDORS), tools=builtin_registry(), key_sources={}, loaded=[], failures={})
+    plugins = Plugins(
+        vendors=dict(VENDORS), tools=builtin_registry(), key_sources={}, hooks=[], loaded=[], failures={}
+    )
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
             _add(plugins, _visit(point))
@@ -90,3 +99,4 @@ def _add(plugins: Plugins, site: PluginSite) -> None:
         plugins.tools.register(tool)
     plugins.vendors.update(vendors)
     plugins.key_sources.update(site.key_sources)
+    plugins.hooks.extend(site.hooks)

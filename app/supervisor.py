@@ -12,6 +12,7 @@ from uuid import UUID
 from agents.config import AgentConfig
 from agents.errors import HandOver, HoldLost
 from agents.events import StopReason
+from agents.hooks import NO_HOOKS, HookChain
 from agents.loop import run_agent
 from agents.targets import Target
 from agents.types import Snapshot
@@ -66,6 +67,7 @@ class Supervisor:
         models: Registry,
         tools: ToolRegistry,
         retry: RetryPolicy,
+        hooks: HookChain = NO_HOOKS,
         stuck_commit_s: float = STUCK_COMMIT_S,
     ) -> None:
         self._worker_id = worker_id
@@ -76,6 +78,7 @@ class Supervisor:
         self._models = models
         self._tools = tools
         self._retry = retry
+        self._hooks = hooks
         self._active: dict[str, _Active] = {}  # by session
         self._stuck_commit_s = stuck_commit_s
         self._claims: dict[asyncio.Task[None], float] = {}  # those in progress, and when they began
@@ -178,6 +181,7 @@ class Supervisor:
                 clock=clock,
                 load_image=lambda file_id: self._load_image(claim.tenant_id, file_id),
                 retry=self._retry,
+                hooks=self._hooks,
             )
         except HoldLost:
             _log.info("the hold was lost")

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 
 import uvloop
 
+from agents.hooks import HookChain
 from app.ending import end
 from app.lease import Lease
 from app.plugins import load_plugins
@@ -65,6 +66,7 @@ async def _work(settings: Settings, tools: ToolRegistry | None) -> None:
             models=models,
             tools=plugins.tools if tools is None else tools,
             retry=RetryPolicy(),
+            hooks=HookChain(plugins.hooks),
         )
         await _serve(
             settings,

@@ -8,6 +8,7 @@ import msgspec
 
 from agents.config import AgentConfig, AgentTool, BuiltinTool, ClientTool, ModelChoice
 from agents.errors import HandOver
+from agents.hooks import HookChain, Hooks
 from agents.loop import run_agent
 from agents.targets import Target
 from providers.errors import ProviderError
@@ -34,6 +35,7 @@ from tests.support.transcript_rules import log_problems, stream_problems, transc
 from tools.registry import ToolRegistry
 
 MAX_HOLDS = 40
+HOOK_LIMIT_S = 0.2
 READY_ROUNDS = 5  # of the event loop, in which a cancel that was heard reaches what it ends
 WAIT_S = 60.0  # for what happens within milliseconds
 
@@ -138,6 +140,7 @@ async def work(
     prepare: Callable[[MemoryHold], None] = lambda _: None,
     retry: RetryPolicy | None = None,
     fallbacks: dict[str, Provider] | None = None,
+    hooks: Sequence[Hooks] = (),
 ) -> MemoryHold:
     """One hold, until the run is left or the hold is killed. A hand-over is done as a worker does it."""
     hold = session.claim()
@@ -163,6 +166,7 @@ async def work(
             clock=session.clock,
             load_image=no_image,
             retry=retry or RetryPolicy(),
+            hooks=HookChain(hooks, limit_s=HOOK_LIMIT_S),
         )
     )
     killed = asyncio.create_task(hold.killed.wait())
@@ -189,6 +193,7 @@ async def work_to_the_end(
     model: Provider | None = None,
     tools: ToolRegistry | None = None,
     prepare: Callable[[MemoryHold], None] = lambda _: None,
+    hooks: Sequence[Hooks] = (),
 ) -> list[MemoryHold]:
     """Holds until nothing is queued; answers or allows what is open. Only the first hold is prepared."""
     holds: list[MemoryHold] = []
@@ -199,7 +204,7 @@ async def work_to_the_end(
                 session.confirm(waiting.id, "allow")
             else:
                 session.answer(waiting.id, f"answer to {waiting.index}")
-        holds.append(await work(session, model=model, tools=tools, prepare=prepare))
+        holds.append(await work(session, model=model, tools=tools, prepare=prepare, hooks=hooks))
         prepare = lambda _: None  # noqa: E731
     return holds
 
