@@ -19,7 +19,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from agents.config import BuiltinTool, ModelChoice
-from agents.types import Step
+from agents.events import StopReason
+from agents.hooks import HookChain, HookContext, Hooks, ToolVerdict
+from agents.types import Step, ToolCall
 from app.ending import end
 from app.holding import HoldSink
 from app.lease import Lease, Renewal
@@ -116,6 +118,7 @@ async def working(
     sweeps: bool = False,
     wakes: bool = True,
     tools: tuple[Tool, ...] = (),
+    hooks: tuple[Hooks, ...] = (),
     stuck_commit_s: float = 10.0,
     lease_s: float = LEASE_S,
     loop_silence_s: float = 30.0,
@@ -140,6 +143,7 @@ async def working(
             models=models,
             tools=ToolRegistry(tools),
             retry=RetryPolicy(),
+            hooks=HookChain(hooks),
             stuck_commit_s=stuck_commit_s,
         )
         renewals: list[Renewal] = []
@@ -518,6 +522,33 @@ async def test_tool_does_not_begin_when_the_lease_comes_back_without_its_run(
         assert worker.lease.is_live
         assert begun == []
         await fetch(database, "UPDATE runs SET worker_id = $1 RETURNING 1", to_uuid(worker.id))
+
+
+async def test_hooks_watch_and_change_the_runs_of_a_worker(
+    database: Database, database_url: str, redis_url: str
+) -> None:
+    told: list[str] = []
+
+    class Guard(Hooks):
+        async def before_tool_call(self, context: HookContext, call: ToolCall) -> ToolVerdict | None:
+            return ToolVerdict(action="block", reason=f"Not in {context.session_id}.")
+
+        async def run_end(self, context: HookContext, stop: StopReason) -> None:
+            told.append(stop.type)
+
+    @tool()
+    async def strike() -> str:
+        """Must not be called."""
+        raise AssertionError("it was blocked")
+
+    async with working(database_url, redis_url, tools=(strike,), hooks=(Guard(),)) as worker:
+        session = await new_session(database, tools=(BuiltinTool(name="strike"),))
+        await ask(worker, session, "call: strike {}\n---\necho")
+        await until_states(database, session, "closed")
+    rows = await fetch(database, "SELECT outcome, result ->> 'content' AS said FROM tool_calls")
+    assert [row["outcome"] for row in rows] == ["denied"]
+    assert f"Not in {session}." in rows[0]["said"]
+    assert told == ["end_turn"]
 
 
 async def test_run_in_our_name_that_nobody_works_on_is_queued_again(

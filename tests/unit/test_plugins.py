@@ -8,6 +8,7 @@ from textwrap import dedent
 
 import pytest
 
+from agents.hooks import HookChain, HookContext
 from app.plugins import load_plugins
 from app.provider_settings import provider_registry
 from app.settings import Settings
@@ -145,3 +146,25 @@ def test_a_plug_in_that_fails_half_way_leaves_nothing_behind(site: Site) -> None
     assert "half" in plugins.failures
     assert "mine" not in plugins.tools
     assert plugins.key_sources == {}
+
+
+async def test_hooks_of_plug_ins_are_called_in_the_order_of_their_names(site: Site) -> None:
+    source = """
+    from agents.hooks import Hooks
+
+    class Adds(Hooks):
+        async def prepare_request(self, context, request):
+            from msgspec.structs import replace
+            return replace(request, system=request.system + "{word}")
+
+    def install(site):
+        site.add_hooks(Adds())
+    """
+    site.install("b_plugin", source.replace("{word}", "b"))
+    site.install("a_plugin", source.replace("{word}", "a"))
+    plugins = load_plugins()
+    assert plugins.failures == {}
+    context = HookContext(session_id="sess_1", run_id="run_1", agent="x", end_user_id=None, turn=1)
+    request = ProviderRequest(model="any", messages=())
+    changed = await HookChain(plugins.hooks).change("prepare_request", context, request)
+    assert changed.system == "ab"
