@@ -4,7 +4,7 @@ import asyncio
 import sys
 from importlib import import_module
 
-NAMES = ("start_latency", "fan_out", "idle_streams", "herd")
+NAMES = ("tokens", "start_latency", "fan_out", "idle_streams", "herd")
 
 
 def main() -> None:

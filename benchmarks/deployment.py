@@ -23,6 +23,7 @@ class Deployment:
     api_key: str
     database_url: str
     redis_url: str
+    pid: int
 
 
 @asynccontextmanager
@@ -62,4 +63,5 @@ async def _started(data: Path, process: asyncio.subprocess.Process) -> Deploymen
         api_key=access["api_key"],
         database_url=servers["database_url"],
         redis_url=servers["redis_url"],
+        pid=process.pid,
     )

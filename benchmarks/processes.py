@@ -47,6 +47,49 @@ async def api_process(server: Deployment, **environment: str) -> AsyncIterator[P
         yield Process(pid=process.pid, port=int(line.rpartition(b":")[2]))
 
 
+PARTS = ("api", "worker", "postgres", "redis")
+
+
+def cpu_by_part(server: Deployment) -> dict[str, float]:
+    """Seconds that each part of `armillary serve` has spent so far, the ended children of each included."""
+    spent = dict.fromkeys(PARTS, 0.0)
+    for pid in _descendants(server.pid):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:  # it has ended
+            continue
+        part = next((name for name in PARTS if name.encode() in command), None)
+        if part is not None:
+            spent[part] += sum(int(field) for field in fields[11:15]) / TICKS_PER_S
+    return spent
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+@asynccontextmanager
+async def helper_process(*argv: str) -> AsyncIterator[Process]:
+    """A module of ours that prints its port."""
+    async with _started("-m", *argv, environment=dict(os.environ)) as (process, line):
+        yield Process(pid=process.pid, port=int(line))
+
+
 @asynccontextmanager
 async def bare_process() -> AsyncIterator[tuple[Process, asyncio.StreamWriter]]:
     """`benchmarks.bare_stream`, and where it takes frames from."""
