@@ -1,6 +1,6 @@
 """What of a transcript the model is shown: the memory of what was folded, then the messages since, whole."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -38,7 +38,7 @@ class Context:
         for stored in step.messages:
             self.kept.append(stored)
             self._tokens[stored.id] = message_tokens(stored.message)
-            self.tail = stored.message.role
+        self.tail = tail_of(step.messages) or self.tail
         if step.memory is not None:
             self._fold(step.memory)
 
@@ -70,6 +70,12 @@ class Context:
         for stored in folded:
             del self._tokens[stored.id]
         self.memory = memory
+
+
+def tail_of(messages: Sequence[StoredMessage]) -> Role | None:
+    """The role of the last message that is no system message."""
+    roles = (stored.message.role for stored in reversed(messages))
+    return next((role for role in roles if role != "system"), None)
 
 
 def shown(memory: Memory | None, task: Message | None, kept: list[StoredMessage]) -> list[Message]:

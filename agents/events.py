@@ -19,6 +19,9 @@ Delivery = Literal["queue", "steer", "interrupt", "reject"]
 """What a prompt does to a busy session: it waits for its own run, is taken up by the run in progress, stops
 that run and takes its place, or is refused."""
 
+PromptDelivery = Delivery | Literal["next_request"]
+"""`next_request`: it starts and stops nothing, and goes with the next request that is made anyway."""
+
 CancelMode = Literal["now", "after_turn"]
 """now: at once. after_turn: when the model request in progress and its tool calls are finished."""
 
@@ -88,6 +91,16 @@ class UserMessage(Event, frozen=True, kw_only=True, tag="user.message"):
     delivery: Delivery
     batch_id: str
     answers: tuple[str, ...] | UnsetType = UNSET
+
+
+class SystemMessage(Event, frozen=True, kw_only=True, tag="system.message"):
+    """Instructions from the application for the conversation from here on.
+
+    `section`: its name; a later message of the same section replaces it.
+    """
+
+    content: tuple[TextBlock, ...]
+    section: str | None = None
 
 
 class UserInterrupt(Event, frozen=True, kw_only=True, tag="user.interrupt"):
@@ -318,6 +331,7 @@ class AgentToolResult(Event, frozen=True, kw_only=True, tag="agent.tool_result")
 
 AnyEvent = (
     UserMessage
+    | SystemMessage
     | UserInterrupt
     | UserCustomToolResult
     | UserToolConfirmation

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from agents.answers import allowed, answered, denied
 from agents.config import AgentConfig
+from agents.context import tail_of
 from agents.errors import InboxChanged
 from agents.events import Delivery, Event, StopReason
 from agents.hooks import HookChain, Hooks
@@ -268,7 +269,7 @@ class LocalSession:
             run_id=self._run.id,
             agent=self.agent,
             messages=tuple(self.messages[reach:]),
-            tail_role=self.messages[-1].message.role if self.messages else None,
+            tail_role=tail_of(self.messages),
             batch=self._run.batch,
             inbox=InboxView(
                 inbox_no=self._inbox_no,

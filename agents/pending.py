@@ -18,8 +18,14 @@ def steering(pending: Prompts, modes: QueueModes) -> Prompts:
     return _taken(pending, _RANKS["steer"], modes)
 
 
+def notes(pending: Prompts) -> Prompts:
+    """System messages, which go with the next request, whoever makes it."""
+    return tuple(prompt for prompt in pending if prompt.delivery == "next_request")
+
+
 def next_batch(pending: Prompts, modes: QueueModes) -> Prompts:
-    """What the next run of the session begins with; empty when nothing is pending."""
+    """What the next run of the session begins with; empty when nothing is pending that makes a run."""
+    pending = tuple(prompt for prompt in pending if prompt.delivery != "next_request")
     return _taken(pending, min(map(_rank, pending), default=_LAST_RANK), modes)
 
 

@@ -11,7 +11,7 @@ from agents.drafts import Draft
 from agents.errors import InboxChanged, Stopped
 from agents.events import StatusRunning, StopReason
 from agents.hooks import NO_HOOKS, HookChain, HookContext
-from agents.pending import steering
+from agents.pending import notes, steering
 from agents.stop_watch import StopWatch
 from agents.types import (
     Clock,
@@ -191,8 +191,9 @@ class Progress:
 
     @property
     def arrivals(self) -> tuple[PendingPrompt, ...]:
-        """What the next request takes up: the run's own prompts, then steering."""
-        return (*self.batch, *steering(self._view.pending, self._view.modes))
+        """What the next request takes up: system messages, the run's own prompts, then steering."""
+        pending = self._view.pending
+        return (*notes(pending), *self.batch, *steering(pending, self._view.modes))
 
     def calls_after(self, draft: Draft) -> tuple[ToolCall, ...]:
         """The calls as they are once `draft` is stored, in source order."""

@@ -175,7 +175,7 @@ class ModelRequests:
             draft.apply_prompts(prompt_ids)
             draft.event(PromptApplied, prompt_ids=prompt_ids)
             for prompt in prompts:
-                draft.message(Message(role="user", blocks=prompt.content))
+                draft.message(Message(role=prompt.role, blocks=prompt.content))
 
     async def _stream(self, exchange: Exchange) -> None:
         """Raises: ProviderError."""

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from agents.config import AgentConfig, QueueModes, RunOverrides
-from agents.events import CancelMode, Delivery, Event, Outcome, StopReason, UserContent
+from agents.events import CancelMode, Event, Outcome, PromptDelivery, StopReason, UserContent
 from providers.types import JsonObject, Message, Purpose, Role, Usage
 from tools.types import ToolResult
 
@@ -55,12 +55,17 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
 
 class PendingPrompt(Struct, frozen=True, kw_only=True):
-    """A prompt that no transcript holds yet."""
+    """A prompt that no transcript holds yet. `next_request`: a system message."""
 
     id: str
     batch_id: str
     content: tuple[UserContent, ...]
-    delivery: Delivery
+    delivery: PromptDelivery
+
+    @property
+    def role(self) -> Role:
+        """What it becomes in the transcript."""
+        return "system" if self.delivery == "next_request" else "user"
 
 
 class CancelRequest(Struct, frozen=True, kw_only=True):
@@ -113,7 +118,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """A session and its run as a hold found them.
 
     `messages`: those after the one that `memory`, if there is one, reaches. `task`: the last prompt that it
-    covers. `tail_role`: of the transcript's last message, None before the first.
+    covers. `tail_role`: of the transcript's last message but system messages, None before the first.
     `batch`: the run's own prompts that are not applied yet. `turns`: requests that the run has finished;
     `last_turn`: that of its last request, finished or not, None before the first.
     `next_position`: where the transcript goes on. `deadline_at`: when the run's time limit is reached.

@@ -19,6 +19,7 @@ from agents.events import (
     PromptWithdrawn,
     SessionRolledBack,
     StopReason,
+    SystemMessage,
     UserContent,
     UserInterrupt,
     UserMessage,
@@ -51,6 +52,7 @@ from db.queue_depth import QueueBounds
 from db.steps import Fence, store_step
 from db.work import LockedSession, load_work
 from providers.ids import new_id
+from providers.types import TextBlock
 
 __all__ = [
     "Admission",
@@ -87,8 +89,16 @@ class InterruptInput(Struct, frozen=True, kw_only=True, tag="user.interrupt"):
     reason: str | None = None
 
 
-Input = PromptInput | InterruptInput | AnswerInput | ConfirmationInput
+class SystemInput(Struct, frozen=True, kw_only=True, tag="system.message"):
+    """Instructions for the conversation from here on; `section` names what a later one replaces."""
 
+    content: tuple[TextBlock, ...]
+    section: str | None = None
+
+
+Input = PromptInput | InterruptInput | AnswerInput | ConfirmationInput | SystemInput
+
+REPLACES = "The section {!r} of the instructions reads as follows from here on:"
 INTERRUPTED = "A prompt took the place of the run."
 
 
@@ -120,6 +130,10 @@ async def admit(
                     api_key_id=api_key_id,
                     admission=admission,
                     bounds=bounds,
+                )
+            case SystemInput():
+                await _admit_system(
+                    tx, locked, item, api_key_id=api_key_id, admission=admission, bounds=bounds
                 )
             case InterruptInput():
                 await _admit_interrupt(tx, locked, item, admission)
@@ -240,7 +254,7 @@ async def continue_session(
     require_idle(locked)
     tail = await tx.fetchval(
         """
-        SELECT role FROM messages WHERE session_id = $1 AND rolled_back_at IS NULL
+        SELECT role FROM messages WHERE session_id = $1 AND rolled_back_at IS NULL AND role <> 'system'
         ORDER BY position DESC LIMIT 1
         """,
         locked.id,
@@ -322,6 +336,33 @@ async def _admit_prompt(
     if is_first and locked.run_id is not None and delivery == "interrupt":
         # Once the prompt stands, so that what closes the run makes the next one of it.
         await _cancel(tx, await lock_session(tx, admission.session_id), "now", INTERRUPTED, admission)
+
+
+async def _admit_system(
+    tx: Transaction,
+    locked: LockedSession,
+    message: SystemInput,
+    *,
+    api_key_id: str | None,
+    admission: Admission,
+    bounds: QueueBounds | None,
+) -> None:
+    draft = draft_of_session(locked)
+    event = draft.event(SystemMessage, content=message.content, section=message.section, processed=False)
+    told = message.content
+    if message.section is not None:
+        # Said, and not written over what it replaces: the start of a conversation stays as it was sent.
+        told = (TextBlock(text=REPLACES.format(message.section)), *told)
+    stored = NewPrompt(
+        id=event.id,
+        batch_id=new_id("batch"),
+        content=told,
+        delivery="next_request",
+        api_key_id=None if api_key_id is None else to_uuid(api_key_id),
+        run_id=None,
+    )
+    await append(tx, locked, draft, admission, prompt=stored, bounds=bounds)
+    admission.answered.append(admission.events[-1])
 
 
 def _options(prompt: PromptInput) -> RunOptions | None:

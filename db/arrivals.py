@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from agents.config import RunOverrides
 from agents.drafts import Draft
-from agents.events import Delivery, UserContent
+from agents.events import PromptDelivery, UserContent
 from agents.log import LoggedEvent, number, renumbered
 from agents.types import RunOptions
 from db.engine import Transaction
@@ -74,7 +74,7 @@ class NewPrompt(Struct, frozen=True, kw_only=True):
     id: str
     batch_id: str
     content: tuple[UserContent, ...]
-    delivery: Delivery
+    delivery: PromptDelivery
     api_key_id: UUID | None
     run_id: UUID | None
     overrides: RunOverrides = RunOverrides()

@@ -5,6 +5,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from agents.context import tail_of
 from agents.errors import HoldLost
 from agents.types import Memory, RunOptions, Snapshot, StoredMessage
 from db.engine import Record, Transaction
@@ -54,7 +55,7 @@ async def load_snapshot(tx: Transaction, hold: Hold) -> Snapshot:
         run_id=hold.run_id,
         agent=options.overrides.applied_to(effective_agent(row["config"], row["agent_overrides"])),
         messages=messages,
-        tail_role=messages[-1].message.role if messages else folded.tail_role if folded else None,
+        tail_role=tail_of(messages) or (folded.tail_role if folded else None),
         task=folded.task if folded else None,
         memory=memory,
         options=options,
@@ -92,7 +93,7 @@ async def _folded_tail(tx: Transaction, session: UUID, position: int) -> _Folded
     rows = await tx.fetch(
         f"""
         (SELECT {_MESSAGE_COLUMNS} FROM messages
-            WHERE session_id = $1 AND position <= $2 AND rolled_back_at IS NULL
+            WHERE session_id = $1 AND position <= $2 AND rolled_back_at IS NULL AND role <> 'system'
             ORDER BY position DESC LIMIT 1)
         UNION ALL
         (SELECT {_MESSAGE_COLUMNS} FROM messages

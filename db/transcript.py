@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from agents.events import Delivery, UserContent
+from agents.events import PromptDelivery, UserContent
 from agents.log import LoggedEvent
 from db.engine import Record, Transaction
 from db.errors import NotFound
@@ -49,7 +49,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
     seq: int
     place: int
     state: PromptState
-    delivery: Delivery
+    delivery: PromptDelivery
     content: tuple[UserContent, ...]
     created_at: datetime
     updated_at: datetime
@@ -57,8 +57,8 @@ class Prompt(Struct, frozen=True, kw_only=True):
 
 # A rank above the log position: the prompts of the open run, then by delivery as `agents.pending` takes them.
 _TAKE_UP = """
-    ((CASE WHEN run_id IS NOT NULL THEN 0 WHEN delivery = 'interrupt' THEN 1 WHEN delivery = 'steer' THEN 2
-        ELSE 3 END)::int8 << 56) + seq
+    ((CASE WHEN run_id IS NOT NULL OR delivery = 'next_request' THEN 0
+        WHEN delivery = 'interrupt' THEN 1 WHEN delivery = 'steer' THEN 2 ELSE 3 END)::int8 << 56) + seq
 """
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from agents.events import (
     AnyEvent,
+    SystemMessage,
     UserCustomToolResult,
     UserInterrupt,
     UserMessage,
@@ -47,7 +48,7 @@ DEFAULT_EVENTS = 100
 SESSION_HEADER = "armillary-session-id"
 RUN_HEADER = "armillary-run-id"
 NOTHING_LEFT = {204: "The reader has everything, and nothing more comes by itself."}
-SentEvent = UserMessage | UserInterrupt | UserCustomToolResult | UserToolConfirmation
+SentEvent = UserMessage | SystemMessage | UserInterrupt | UserCustomToolResult | UserToolConfirmation
 
 AfterEvent = Annotated[
     str | None,

@@ -16,7 +16,7 @@ from app.auth import Principal
 from app.errors import InvalidField, NotAvailable
 from app.resources import Resources
 from app.routes.override_inputs import Overridable, to_overrides
-from db.admission import AnswerInput, ConfirmationInput, Input, InterruptInput, PromptInput
+from db.admission import AnswerInput, ConfirmationInput, Input, InterruptInput, PromptInput, SystemInput
 from db.agents import get_agent
 from db.engine import Transaction
 from db.ids import parse_id
@@ -136,8 +136,16 @@ class DefineOutcomeParam(Struct, frozen=True, tag="user.define_outcome", tag_fie
     """Not available: refused with `not_available`."""
 
 
-class SystemMessageParam(Struct, frozen=True, tag="system.message", tag_field="type"):
-    """Not available yet: refused with `not_available`."""
+class SystemMessageParam(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="system.message", tag_field="type"
+):
+    """Instructions for the conversation from here on. It starts no run: the next request takes it up.
+
+    `section`: its name; a later message of the same section replaces it.
+    """
+
+    content: Annotated[tuple[TextParam, ...], Meta(min_length=1, max_length=MAX_BLOCKS)]
+    section: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
 class CustomMessageParam(Struct, frozen=True, tag="custom.message", tag_field="type"):
@@ -191,6 +199,8 @@ def _input(event: EventParam, resources: Resources, field: str) -> Input:
             if event.session_thread_id not in (UNSET, None):
                 raise NotAvailable("There are no session threads.", field=f"{field}.session_thread_id")
             return InterruptInput(mode=event.mode, reason=event.reason)
+        case SystemMessageParam():
+            return _system(event, field)
         case UserCustomToolResultParam():
             return AnswerInput(
                 custom_tool_use_id=event.custom_tool_use_id,
@@ -208,6 +218,14 @@ def _input(event: EventParam, resources: Resources, field: str) -> Input:
             raise NotAvailable(
                 f"Events of type `{event.__struct_config__.tag}` are not available.", field=f"{field}.type"
             )
+
+
+def _system(event: SystemMessageParam, field: str) -> SystemInput:
+    if not any(block.text.strip() for block in event.content):
+        raise InvalidField(f"{field}.content: the message is empty.", field=f"{field}.content")
+    return SystemInput(
+        content=tuple(TextBlock(text=block.text) for block in event.content), section=event.section
+    )
 
 
 def to_prompt_input(

@@ -9,7 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import Struct
 
-from agents.events import Delivery, UserContent
+from agents.events import PromptDelivery, UserContent
 from app.auth import SESSION_TOKENS, Principal
 from app.http_json import ApiRequest
 from app.idempotency import once
@@ -45,7 +45,7 @@ class PromptView(Struct, frozen=True, kw_only=True):
     run_id: str | None
     seq: int
     state: PromptState
-    delivery: Delivery
+    delivery: PromptDelivery
     content: tuple[UserContent, ...]
     created_at: datetime
     updated_at: datetime

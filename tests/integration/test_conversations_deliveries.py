@@ -230,3 +230,58 @@ async def test_short_way_steers_the_run_in_progress_or_takes_its_place(api: Serv
     assert (await me.post(path, asked | {"delivery": "reject"}, 409))["code"] == "session_busy"
     await me.post(f"/v1/runs/{hanging['run_id']}/cancel")
     await settled(me, session, runs=4)
+
+
+@pytest.mark.usefixtures("worker")
+async def test_system_messages_go_with_the_next_request_and_name_what_they_replace(api: ServedApi) -> None:
+    me = await api.caller()
+    session = await me.session()
+    path = f"/v1/sessions/{session}/events"
+
+    def told(text: str, **fields: Any) -> dict[str, Any]:
+        return {"type": "system.message", "content": [{"type": "text", "text": text}], **fields}
+
+    (sent,) = (await me.post(path, {"events": [told("Be brief.", section="tone")]}))["data"]
+    assert (sent["section"], sent["processed_at"]) == ("tone", None)
+    assert (await me.get(f"/v1/sessions/{session}"))["status"] == "idle"
+    (waiting,) = (await me.get(f"/v1/sessions/{session}/prompts", params={"states": "pending"}))["data"]
+    assert (waiting["id"], waiting["delivery"]) == (sent["id"], "next_request")
+    await me.post(path, {"events": [told("Answer in French."), prompt("say: one")]})
+    await settled(me, session, runs=1)
+    await me.post(path, {"events": [told("Be long.", section="tone")]})
+    assert (await me.post(f"/v1/sessions/{session}/continue", None, 409))["code"] == "nothing_to_continue"
+    await send(me, session, "say: two")
+    await settled(me, session, runs=2)
+    rows = (await me.get(f"/v1/sessions/{session}/messages"))["data"]
+    said = [(row["role"], row["content"][-1]["text"]) for row in rows]
+    assert said == [
+        ("system", "Be brief."),
+        ("system", "Answer in French."),
+        ("user", "say: one"),
+        ("assistant", "one"),
+        ("system", "Be long."),
+        ("user", "say: two"),
+        ("assistant", "two"),
+    ]
+    assert "'tone'" in rows[4]["content"][0]["text"]
+
+
+async def test_system_messages_are_edited_and_withdrawn_while_they_wait(api: ServedApi) -> None:
+    me = await api.caller()
+    session = await me.session()
+    event = {"type": "system.message", "content": [{"type": "text", "text": "Be brief."}]}
+    (sent,) = (await me.post(f"/v1/sessions/{session}/events", {"events": [event]}))["data"]
+    path = f"/v1/sessions/{session}/prompts/{sent['id']}"
+    await me.post(path, {"content": [{"type": "text", "text": "Be kind."}]})
+    await me.delete(path)
+    assert (await me.get(f"/v1/sessions/{session}/prompts", params={"states": "pending"}))["data"] == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"content": []}, {"content": [{"type": "text", "text": " "}]}, {"section": ""}, {"x": 1}]
+)
+async def test_system_messages_that_say_nothing_are_refused(api: ServedApi, fields: dict[str, Any]) -> None:
+    me = await api.caller()
+    session = await me.session()
+    event = {"type": "system.message", "content": [{"type": "text", "text": "Be brief."}]} | fields
+    await me.post(f"/v1/sessions/{session}/events", {"events": [event]}, 422)

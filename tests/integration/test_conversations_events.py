@@ -127,7 +127,6 @@ async def test_prompts_of_many_clients_at_once_get_one_dense_order(api: ServedAp
         ),
         ({"type": "user.tool_result", "tool_use_id": "x"}, "not_available", "events[0].type"),
         ({"type": "user.define_outcome", "rubric": {}}, "not_available", "events[0].type"),
-        ({"type": "system.message", "content": []}, "not_available", "events[0].type"),
         ({"type": "custom.message", "kind": "x"}, "not_available", "events[0].type"),
         ({"type": "agent.message", "content": []}, "invalid_field", "events[0].type"),
     ],

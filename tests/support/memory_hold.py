@@ -16,6 +16,7 @@ import msgspec
 from agents.answers import allowed, answered, denied, replied
 from agents.closing import OpenWork, close_step, record_result, requeue_step, stops_here
 from agents.config import AgentConfig, QueueMode
+from agents.context import tail_of
 from agents.drafts import Draft
 from agents.errors import HoldLost, InboxChanged
 from agents.events import (
@@ -27,6 +28,7 @@ from agents.events import (
     PromptWithdrawn,
     StatusIdle,
     StopReason,
+    SystemMessage,
     UserCustomToolResult,
     UserMessage,
     UserToolConfirmation,
@@ -161,6 +163,18 @@ class MemorySession:
         self.inbox_no += 1
         return tuple(prompt.id for prompt in prompts)
 
+    def instruct(self, text: str) -> str:
+        """A system message."""
+        draft = self._draft()
+        content = (TextBlock(text=text),)
+        event = draft.event(SystemMessage, content=content, processed=False)
+        self._append(draft.build().events)
+        self.prompts[event.id] = PendingPrompt(
+            id=event.id, batch_id=new_id("batch"), content=content, delivery="next_request"
+        )
+        self.inbox_no += 1
+        return event.id
+
     def compact(self, instructions: str | None = None) -> None:
         """Asks for a memory while nothing runs."""
         assert self.run is None or self.run.state == "closed", "refused with session_busy"
@@ -288,7 +302,7 @@ class MemorySession:
             run_id=run.id,
             agent=self.agent,
             messages=tuple(self.messages[reach:]),
-            tail_role=self.messages[-1].message.role if self.messages else None,
+            tail_role=tail_of(self.messages),
             task=next((s.message for s in self.messages[:reach][::-1] if s.message.role == "user"), None),
             memory=self.memory,
             options=run.options,
@@ -358,7 +372,8 @@ class MemorySession:
             before = self.calls.get(call.id)
             assert before is None or before.state != "done", "a finished call is changed"
             self.calls[call.id] = msgspec.convert(msgspec.to_builtins(call), ToolCall)
-        unbound = {prompt.id for prompt in self._unbound() if prompt.delivery == "steer"}
+        takes = {"steer", "next_request"}
+        unbound = {prompt.id for prompt in self._unbound() if prompt.delivery in takes}
         for prompt_id in step.withdrawn:
             assert prompt_id in run.prompt_ids, "only a run's own prompts end with it"
             del self.prompts[prompt_id]
@@ -377,7 +392,8 @@ class MemorySession:
                 if next_run is not None:
                     self._begin_run(next_run.id, next_run.prompt_ids)
                 else:
-                    assert not self._unbound(), "prompts are forgotten"
+                    left = [prompt for prompt in self._unbound() if prompt.delivery != "next_request"]
+                    assert not left, "prompts are forgotten"
             case WaitForClient():
                 run.state, run.deadline_at = "waiting", None
                 self.epoch += 1

@@ -22,6 +22,7 @@ from tests.support.loop_driver import (
     work_to_the_end,
 )
 from tests.support.memory_hold import MemoryHold, MemorySession, Moment
+from tools.builtin import builtin_registry
 from tools.registry import ToolRegistry
 from tools.types import Tool, ToolContext, ToolResult, text_result
 
@@ -558,3 +559,66 @@ async def test_nothing_is_lost_or_taken_twice_wherever_two_things_come(one: Act,
         await work_to_the_end(session, model=two_turns(), tools=a_tool(), prepare=prepare)
         settled(session)
         assert "later" in users(session) or session.find_events("prompt.withdrawn")
+
+
+# -- system messages --------------------------------------------------------------------------------------
+
+
+async def test_a_system_message_starts_nothing_and_goes_before_the_next_prompt() -> None:
+    session = MemorySession(agent())
+    session.instruct("Be brief.")
+    assert session.run is None
+    session.post("say: hello")
+    await work_to_the_end(session)
+    check(session)
+    assert [message["role"] for message in session.transcript()] == ["system", "user", "assistant"]
+    assert [run.stop.type for run in session.runs if run.stop] == ["end_turn"]
+
+
+async def test_a_system_message_goes_with_the_next_request_of_a_run_that_is_made_anyway() -> None:
+    session = MemorySession(agent("calculate"))
+    session.post('call: calculate {"expression": "1"}\n---\nsay: done')
+
+    def prepare(hold: MemoryHold) -> None:
+        hold.at("after_commit", 2, lambda: session.instruct("Be brief."))
+
+    await work_to_the_end(session, tools=builtin_registry(), prepare=prepare)
+    check(session)
+    roles = [message["role"] for message in session.transcript()]
+    assert roles == ["user", "assistant", "tool", "system", "assistant"]
+
+
+async def test_a_system_message_that_no_request_follows_waits_and_makes_no_run() -> None:
+    session = MemorySession(agent())
+    session.post("say: one")
+
+    def prepare(hold: MemoryHold) -> None:
+        hold.at("after_commit", 1, lambda: session.instruct("Be brief."))
+
+    await work_to_the_end(session, prepare=prepare)
+    check(session)
+    assert len(session.runs) == 1
+    assert len(session.prompts) == 1
+    session.post("say: two")
+    await work_to_the_end(session)
+    check(session)
+    assert [message["role"] for message in session.transcript()][2:] == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+async def test_a_system_message_survives_a_crash_at_any_commit(n: int) -> None:
+    for moment in ("before_commit", "after_commit"):
+        session = MemorySession(agent("calculate"))
+        session.post('call: calculate {"expression": "1"}\n---\nsay: done')
+
+        def prepare(hold: MemoryHold) -> None:
+            hold.at("before_commit", 3, lambda: session.instruct("Be brief."))  # noqa: B023
+            hold.at(moment, n, hold.kill)  # noqa: B023
+
+        session.instruct("Be kind.")
+        await work_to_the_end(session, tools=builtin_registry(), prepare=prepare)
+        check(session)
+        roles = [message["role"] for message in session.transcript()]
+        assert roles[:2] == ["system", "user"]
+        assert roles[-1] == "assistant"
+        assert session.find_events("agent.message")[-1]["content"][0]["text"] == "done"
