@@ -6,27 +6,24 @@ make the conversation shorter is thrown away.
 """
 
 import logging
-import random
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from functools import cached_property, partial
-from typing import cast
+from functools import cached_property
 
 from agents.context import IMAGE_TOKENS, json_tokens, text_tokens
 from agents.drafts import Draft
-from agents.errors import HandOver, Stopped
+from agents.errors import Stopped
 from agents.events import CompactionTrigger, RetryType, StopReason, ThreadContextCompacted
-from agents.exchange import Exchange, add_error, user_text
+from agents.exchange import add_error, user_text
+from agents.note_requests import NoteRequests
 from agents.progress import Progress
 from agents.stop_watch import StopWatch
-from agents.summaries import SYSTEM, Record, dropped, newest, records_of, request_text, request_tokens, take
+from agents.summaries import dropped, newest, records_of, request_tokens, take
 from agents.targets import Target, Targets
 from agents.toolbox import Toolbox
 from agents.types import Memory, StoredMessage
-from providers.errors import BadPayload, ContextTooLong, ProviderError, StreamTruncated
+from providers.errors import ContextTooLong, ProviderError
 from providers.ids import new_id
 from providers.retry import RetryPolicy
-from providers.types import Message, ProviderEvent, ProviderRequest, Stop, TextBlock
+from providers.types import TextBlock
 
 TOOL = "compact_memory"  # the tool by which a model may ask for it
 
@@ -41,9 +38,6 @@ MAX_HALVINGS = 5
 MAX_PARTS = 24
 MAX_OVERFLOWS = 2  # in a row: the first keeps the newest messages, the second nothing but the memory
 MAX_SCALE = 4.0
-REASONING_TOKENS = 2_000
-
-Finish = Callable[[Draft, str], None]
 
 _log = logging.getLogger(__name__)
 
@@ -56,10 +50,9 @@ class Compaction:
     ) -> None:
         self._progress = progress
         self._context = progress.context
-        self._stop = stop
         self._targets = targets
         self._toolbox = toolbox
-        self._retry = retry
+        self._requests = NoteRequests(progress=progress, stop=stop, targets=targets, retry=retry)
         self._scale = 1.0  # tokens as the provider counts them, by our estimate
         self._overflows = 0
         self._has_overflowed = False
@@ -262,7 +255,9 @@ class Compaction:
             part, rest = take(left, part_tokens)
             requests += 1
             try:
-                notes = await self._ask(notes, part, finish if not rest else None)
+                notes = await self._requests.ask(
+                    notes, part, most_tokens=self._memory_tokens, finish=finish if not rest else None
+                )
             except ContextTooLong:
                 halvings += 1
                 part_tokens //= 2
@@ -306,99 +301,3 @@ class Compaction:
             tokens_before=self._fixed_tokens + self._context.tokens,
             tokens_after=self._fixed_tokens + self._tokens_after(memory, folded),
         )
-
-    # -- one request ------------------------------------------------------------------------------------
-
-    async def _ask(self, notes: str, part: list[Record], finish: Finish | None) -> str:
-        """The new notes. `finish` adds to the step that stores the end of the request."""
-        attempt = 1
-        while True:
-            try:
-                return await self._try(attempt, notes, part, finish)
-            except ProviderError as error:
-                delay_s = self._retry.delay_s(error, attempt, random.random)
-                if delay_s is None:
-                    raise
-            await self._stop.guard(self._progress.clock.sleep(delay_s))
-            attempt += 1
-
-    async def _try(self, attempt: int, notes: str, part: list[Record], finish: Finish | None) -> str:
-        exchange = await self._open(attempt)
-        text = ""
-
-        def write(draft: Draft, *, error_code: str | None = None) -> None:
-            exchange.close(draft, self._target.price, error_code=error_code)
-            if error_code is None and finish is not None:
-                finish(draft, text)
-
-        try:
-            await self._stop.guard(self._stream(exchange, notes, part))
-            text = _text_of(exchange)
-        except Stopped:
-            await self._progress.close_stopped(partial(write, error_code=self._stop.cause))
-            raise
-        except ProviderError as error:
-            await self._progress.commit(partial(write, error_code=error.code))
-            raise
-        await self._progress.commit(write)
-        usage = exchange.assembly.usage
-        await self._progress.tell("usage", usage, self._target.price(usage)[0])
-        return text
-
-    async def _open(self, attempt: int) -> Exchange:
-        if not await self._progress.may_start():
-            raise HandOver
-        target = self._target
-        turn = self._progress.turns + 1
-        exchange = Exchange(
-            turn=turn,
-            attempt=attempt,
-            vendor=target.vendor,
-            model=target.model,
-            clock=self._progress.clock,
-            purpose="compaction",
-        )
-
-        def write(draft: Draft) -> None:
-            self._progress.announce(draft)
-            exchange.open(draft)
-
-        await self._progress.decide(write, turn=turn)
-        return exchange
-
-    async def _stream(self, exchange: Exchange, notes: str, part: list[Record]) -> None:
-        """Raises: ProviderError."""
-        snapshot = self._progress.snapshot
-        most = self._memory_tokens
-        cap = self._target.capabilities.max_output_tokens or most + REASONING_TOKENS
-        text = request_text(notes, part, most_tokens=most, instructions=snapshot.options.instructions)
-        request = ProviderRequest(
-            model=self._target.model,
-            system=SYSTEM,
-            messages=(Message(role="user", blocks=(TextBlock(text=text),)),),
-            think_effort=0.0,
-            max_output_tokens=min(cap, most + REASONING_TOKENS),
-            cache_key=snapshot.session_id,
-            end_user_id=snapshot.end_user_id,
-            purpose="compaction",
-        )
-        await self._progress.until_live()
-        exchange.left()
-        stream = cast("AsyncGenerator[ProviderEvent, None]", self._target.provider.stream(request))
-        async with aclosing(stream) as events:
-            async for event in events:
-                exchange.assembly.feed(event)
-        if exchange.assembly.end is None:
-            raise StreamTruncated("the adapter ended without a terminal marker")
-
-
-def _text_of(exchange: Exchange) -> str:
-    """Raises: ContextTooLong, BadPayload."""
-    end = exchange.assembly.end
-    blocks = [part.block for part in exchange.assembly.parts()]
-    text = "".join(block.text for block in blocks if isinstance(block, TextBlock)).strip()
-    if text and (end is None or end.stop is not Stop.REFUSAL):
-        return text
-    if end is not None and end.stop is Stop.CONTEXT_WINDOW:
-        raise ContextTooLong("the window is full")
-    raise BadPayload("the model wrote no notes")

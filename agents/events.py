@@ -179,6 +179,21 @@ class SessionRolledBack(Event, frozen=True, kw_only=True, tag="session.rolled_ba
     position: Annotated[int, Meta(ge=0)]
 
 
+class SessionForked(Event, frozen=True, kw_only=True, tag="session.forked"):
+    """The session began with a copy of what another had come to after its event `from_seq`."""
+
+    from_session_id: str
+    from_seq: int
+    messages: int
+
+
+class SessionImported(Event, frozen=True, kw_only=True, tag="session.imported"):
+    """The session began with what another server had. `usage`: its counters there, no part of ours."""
+
+    messages: int
+    usage: JsonObject | None = None
+
+
 class SessionUpdated(Event, frozen=True, kw_only=True, tag="session.updated"):
     """Fields of the session were changed by a client; `changes` holds their new values."""
 
@@ -343,6 +358,8 @@ AnyEvent = (
     | StatusRescheduled
     | StatusTerminated
     | SessionRolledBack
+    | SessionForked
+    | SessionImported
     | SessionUpdated
     | SessionError
     | RequestStart

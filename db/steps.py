@@ -175,8 +175,9 @@ def _add_messages(parts: Parts, fence: Fence, step: Step) -> None:
         "new_messages",
         """
         INSERT INTO messages
-            (session_id, tenant_id, run_id, position, id, role, blocks, native_api, native_model, native_body)
-        SELECT fence.session_id, fence.tenant_id, {}, new.*
+            (session_id, tenant_id, seq, run_id, position, id, role, blocks, native_api, native_model,
+            native_body)
+        SELECT fence.session_id, fence.tenant_id, fence.last_seq, {}, new.*
         FROM fence, unnest(
             {}::bigint[], {}::uuid[], {}::text[], {}::json[], {}::text[], {}::text[], {}::bytea[]) AS new
         """,

@@ -223,6 +223,8 @@ messages = sa.Table(
     metadata,
     _session(primary_key=True),
     sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+    # The end of the log once the message was stored.
+    sa.Column("seq", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("id", sa.Uuid, nullable=False),
     _tenant(),
     sa.Column("run_id", sa.Uuid),

@@ -370,6 +370,7 @@ def upgrade() -> None:
         "messages",
         sa.Column("session_id", sa.Uuid(), nullable=False),
         sa.Column("position", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("seq", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("tenant_id", sa.Uuid(), nullable=False),
         sa.Column("run_id", sa.Uuid(), nullable=True),

@@ -53,7 +53,11 @@ class Caller:
     def renew(self) -> None:
         """Makes everything anew, idle, with a run behind it and a prompt that was taken up."""
         agent = self.post("/v1/agents", {"name": "fuzzed", "model": "rehearsal:fast"})["id"]
-        answer = self.post(f"/v1/agents/{agent}/prompt", {"prompt": "Say hello."})
+        said = {"role": "user", "content": [{"type": "text", "text": "Hello."}]}
+        state = {"messages": [said], "memories": [{"position": 1, "text": "notes", "is_in_effect": True}]}
+        session = self.post("/v1/sessions/import", {"agent": agent, "state": state})["id"]
+        memories = self.http.get(f"/v1/sessions/{session}/memories").json()["data"]
+        answer = self.post(f"/v1/agents/{agent}/prompt", {"prompt": "Say hello.", "session_id": session})
         tenant = self.post("/v1/admin/tenants", {"name": f"other {uuid4()}"})["id"]
         key = self.post("/v1/admin/keys", {"name": "other", "scopes": ["read"], "tenant_id": tenant})
         self.ids = {
@@ -61,6 +65,7 @@ class Caller:
             "session_id": answer["session_id"],
             "run_id": answer["run_id"],
             "prompt_id": answer["prompt_id"],
+            "memory_id": memories[0]["id"],
             "file_id": self.http.post("/v1/files", content=b"a file").json()["id"],
             "tenant_id": tenant,
             "key_id": key["id"],

@@ -143,6 +143,17 @@ async def continuation_of_a_session(api: ServedApi, me: Caller) -> Request:
     return Request(path=path, body={}, other={"max_turns": 2}, makes={"runs": 1})
 
 
+async def fork_of_a_session(api: ServedApi, me: Caller) -> Request:
+    path = f"/v1/sessions/{await me.session()}/fork"
+    return Request(path=path, body={}, other={"title": "two"}, makes={"sessions": 1, "events": 1})
+
+
+async def import_of_a_session(api: ServedApi, me: Caller) -> Request:
+    body: dict[str, Any] = {"agent": await me.agent(), "state": {"messages": []}}
+    other = {**body, "state": {"messages": [], "title": "two"}}
+    return Request(path="/v1/sessions/import", body=body, other=other, makes={"sessions": 1, "events": 1})
+
+
 async def restoring_of_a_memory(api: ServedApi, me: Caller) -> Request:
     session = await me.session()
     memory = await api.new_memory(me, session)
@@ -194,6 +205,8 @@ PREPARE: dict[str, Prepare] = {
     "/v1/sessions/{session_id}/continue": continuation_of_a_session,
     "/v1/sessions/{session_id}/events": events_of_a_session,
     "/v1/sessions/{session_id}/memories/{memory_id}/restore": restoring_of_a_memory,
+    "/v1/sessions/{session_id}/fork": fork_of_a_session,
+    "/v1/sessions/import": import_of_a_session,
     "/v1/sessions/{session_id}/prompts/{prompt_id}": edit_of_a_prompt,
     "/v1/sessions/{session_id}/rollback": rollback_of_a_session,
 }
